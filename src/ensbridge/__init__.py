@@ -1,0 +1,59 @@
+"""ensbridge: one network and a small bridge in place of a deep ensemble.
+
+Public names load on first use, so that what needs no torch, such as reports, starts without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ensbridge import cost as cost
+    from ensbridge import data as data
+    from ensbridge import methods as methods
+    from ensbridge import metrics as metrics
+    from ensbridge import nets as nets
+    from ensbridge import recipes as recipes
+    from ensbridge.ensemble import Ensemble as Ensemble
+    from ensbridge.ensemble import ensemble_logit as ensemble_logit
+    from ensbridge.evaluation import evaluate as evaluate
+    from ensbridge.fast_ensemble import FastEnsemble as FastEnsemble
+    from ensbridge.schedule import BridgeSample as BridgeSample
+    from ensbridge.schedule import BridgeSchedule as BridgeSchedule
+    from ensbridge.schedule import TemperatureLaw as TemperatureLaw
+    from ensbridge.scores import Scores as Scores
+    from ensbridge.train.distill import distill_steps as distill_steps
+    from ensbridge.train.fit import FitConfig as FitConfig
+    from ensbridge.train.fit import fit as fit
+
+__version__ = "0.1.0"
+
+_ROOMS = ("cost", "data", "methods", "metrics", "nets", "recipes")
+_HOMES = {
+    "Ensemble": "ensemble",
+    "ensemble_logit": "ensemble",
+    "evaluate": "evaluation",
+    "FastEnsemble": "fast_ensemble",
+    "BridgeSample": "schedule",
+    "BridgeSchedule": "schedule",
+    "TemperatureLaw": "schedule",
+    "Scores": "scores",
+    "distill_steps": "train.distill",
+    "FitConfig": "train.fit",
+    "fit": "train.fit",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _ROOMS:
+        return import_module(f"ensbridge.{name}")
+    if name in _HOMES:
+        value = getattr(import_module(f"ensbridge.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'ensbridge' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_ROOMS, *_HOMES, "__version__"])

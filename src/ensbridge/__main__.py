@@ -1,0 +1,5 @@
+"""`python -m ensbridge`."""
+
+from ensbridge.cli import main
+
+main()

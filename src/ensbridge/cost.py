@@ -1,0 +1,97 @@
+"""What a network costs: its parameters and its multiply-accumulate operations (MACs)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def count_params(module: nn.Module) -> int:
+    """The number of parameters of a module, each shared one counted once.
+
+    >>> count_params(nn.Linear(4, 3))
+    15
+    """
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def count_macs(module: nn.Module, *inputs: Any, convs_only: bool = False) -> int:
+    """The multiply-accumulates of `module(*inputs)` in eval mode, for the whole batch given.
+
+    Convolutions, linear layers, matrix products and attention count; additions of a bias, normalisation and
+    other elementwise work do not, nor do recurrent layers that run as one fused kernel. `convs_only` leaves
+    only the convolutions. The module, its buffers and the random state are afterwards as they were before.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, kernel_size=3, padding=1), nn.Flatten(), nn.Linear(8 * 4 * 4, 10))
+    >>> image = torch.rand(1, 3, 4, 4)
+    >>> count_macs(net, image), count_macs(net, image, convs_only=True)
+    (4736, 3456)
+    """
+    counter = FlopCounterMode(display=False, custom_mapping=_MORE_PRODUCTS)
+    with _untouched(module, inputs) as buffers, _attention_in_the_open(), torch.no_grad(), counter:
+        functional_call(module, buffers, inputs)
+    flops = counter.get_flop_counts().get("Global", {})
+    return sum(count for op, count in flops.items() if not convs_only or "conv" in str(op)) // 2
+
+
+@contextmanager
+def _untouched(module: nn.Module, inputs: tuple[Any, ...]) -> Iterator[dict[str, Tensor]]:
+    """Eval mode, with copies of the buffers to run on; training flags and random state return on leaving."""
+    training = [(each, each.training) for each in module.modules()]
+    tensors = [
+        *module.parameters(),
+        *module.buffers(),
+        *(each for each in inputs if isinstance(each, Tensor)),
+    ]
+    gpus = sorted({each.device.index for each in tensors if each.is_cuda})
+    try:
+        # Flags are set one by one: a module may override train(), say to keep frozen parts in eval mode.
+        for each, _ in training:
+            each.training = False
+        with torch.random.fork_rng(devices=gpus):
+            yield {name: buffer.clone() for name, buffer in module.named_buffers()}
+    finally:
+        for each, was_training in training:
+            each.training = was_training
+
+
+@contextmanager
+def _attention_in_the_open() -> Iterator[None]:
+    """Attention as plain matrix products: the counter sees nothing of its fused kernels on the CPU."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+# Products that torch's counter leaves out. Each function takes shapes and gives FLOPs.
+
+
+def _product_flops(a: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * a.numel()  # dot(a, b) and mv(a, b): one multiply-accumulate for each element of a
+
+
+def _added_product_flops(_: Any, a: torch.Size, *__: Any, **___: Any) -> int:
+    return 2 * a.numel()  # addmv(bias, a, b)
+
+
+def _addbmm_flops(_: Any, a: torch.Size, b: torch.Size, *__: Any, **___: Any) -> int:
+    return 2 * a.numel() * b[-1]  # addbmm(bias, a, b)
+
+
+_MORE_PRODUCTS = {
+    torch.ops.aten.dot: _product_flops,
+    torch.ops.aten.mv: _product_flops,
+    torch.ops.aten.addmv: _added_product_flops,
+    torch.ops.aten.addbmm: _addbmm_flops,
+}

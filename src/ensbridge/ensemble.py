@@ -1,0 +1,102 @@
+"""Many members, one call: the deep ensemble that the bridge learns to stand in for.
+
+Shapes: M members, B images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.nets.tap import run_tapped
+
+
+def ensemble_logit(logits: Tensor) -> Tensor:
+    """The ensemble's logit of members' logits (M, B, K): log of the mean softmax, centred over K.
+
+    Its softmax is the members' mean softmax, also where logits are huge.
+
+    >>> logits = torch.tensor([[[0.0, 1000.0]], [[1000.0, 0.0]]])
+    >>> ensemble_logit(logits).softmax(-1).tolist()
+    [[0.5, 0.5]]
+    """
+    if logits.ndim != 3 or logits.shape[0] == 0:
+        raise ValueError(f"logits have shape {tuple(logits.shape)}; they must be (members, images, classes)")
+    # log p̄ by log-sum-exp, so that no probability is ever rounded to zero on the way.
+    log_mean = logits.log_softmax(-1).logsumexp(0)
+    return log_mean - log_mean.mean(-1, keepdim=True)
+
+
+class Observation(NamedTuple):
+    """What a bridge sees of a batch: the source's feature and every member's logits."""
+
+    feature: Tensor  # output of the tapped module, any shape with B first
+    logits: Tensor  # (M, B, K)
+
+
+class Ensemble(nn.Module):
+    """A deep ensemble of any classifiers with the same classes; the first is the source.
+
+    Called on images it returns the ensemble's logits (B, K), whose softmax is the members' mean softmax.
+
+    >>> members = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
+    >>> ensemble = Ensemble(members)
+    >>> images = torch.rand(5, 1, 2, 2)
+    >>> mean = torch.stack([member(images).softmax(-1) for member in members]).mean(0)
+    >>> ensemble(images).softmax(-1).allclose(mean)
+    True
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if len(members) == 0:
+            raise ValueError("an ensemble was given 0 members; it needs at least 1")
+        self.members = nn.ModuleList(members)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def source(self) -> nn.Module:
+        """The first member, the one that a bridge keeps."""
+        return self.members[0]
+
+    def first(self, count: int) -> Ensemble:
+        """DE-k: the ensemble of members 1..count, sharing their weights."""
+        if not 1 <= count <= len(self):
+            raise ValueError(f"the first {count} members were asked for; this ensemble has {len(self)}")
+        return Ensemble(list(self.members)[:count])
+
+    def member_logits(self, images: Tensor) -> Tensor:
+        """Every member's logits, (M, B, K)."""
+        return _stack([member(images) for member in self.members])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The ensemble's logits (B, K)."""
+        return ensemble_logit(self.member_logits(images))
+
+    @torch.no_grad()
+    def observe(self, images: Tensor, feature: str) -> Observation:
+        """Run every member once, tapping the source's module `feature` in the same pass; no gradients."""
+        source_logits, tapped = run_tapped(self.source, feature, images)
+        others = [member(images) for member in list(self.members)[1:]]
+        return Observation(tapped, _stack([source_logits, *others]))
+
+
+def _stack(logits: Sequence[Tensor]) -> Tensor:
+    """Members' logits as one tensor (M, B, K), in at least float32; refuses members that cannot be averaged."""
+    shapes = {tuple(each.shape) for each in logits}
+    if len(shapes) > 1:
+        counts = ", ".join(f"member {index + 1}: {tuple(each.shape)}" for index, each in enumerate(logits))
+        raise ValueError(
+            f"members give logits of different shapes ({counts}); all must have the same classes"
+        )
+    if logits[0].ndim != 2:
+        raise ValueError(
+            f"members give outputs of shape {tuple(logits[0].shape)}; logits must be (images, classes)"
+        )
+    stacked = torch.stack(list(logits))
+    return stacked if stacked.dtype == torch.float64 else stacked.float()

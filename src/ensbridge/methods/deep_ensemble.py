@@ -1,0 +1,45 @@
+"""DE-k: independently trained members whose softmaxes are averaged (Lakshminarayanan et al., 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ensbridge.ensemble import Ensemble
+from ensbridge.methods.method import AbstractMethod, Batch
+
+
+class DeepEnsemble(AbstractMethod):
+    """Members trained by plain cross-entropy on labels, each for itself, and averaged in use.
+
+    Trained one at a time (`DeepEnsemble([net])`) each member has its own order of images; trained together
+    they share the order and differ by their starts only.
+
+    >>> import torch
+    >>> method = DeepEnsemble([nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)])
+    >>> method.log_probs(torch.rand(5, 1, 2, 2)).exp().sum(1).allclose(torch.ones(5))
+    True
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        self.ensemble = Ensemble(members)
+        self.student = self.ensemble
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The sum over members of the mean cross-entropy with the labels."""
+        if batch.labels is None:
+            raise ValueError("members learn from labels and the data has none; give (images, labels)")
+        logits = self.ensemble.member_logits(batch.images)
+        labels = batch.labels.expand(len(logits), -1)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * len(logits)
+
+    def log_probs(self, images: Tensor) -> Tensor:
+        """Log of the members' mean softmax."""
+        return self.ensemble(images).log_softmax(-1)
+
+    def describe(self) -> dict[str, Any]:
+        """The members' architectures, as they print."""
+        return {"method": "deep_ensemble", "members": [str(member) for member in self.ensemble.members]}

@@ -1,0 +1,112 @@
+"""The contract that every method keeps: a student, `loss(batch)` and `log_probs(images)`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.ensemble import Ensemble, Observation
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of training images with the randomness of its step.
+
+    Teachers' outputs are computed once and shared: methods that are trained together and observe the same
+    ensemble at the same feature get the same answer.
+    """
+
+    images: Tensor  # (B, C, H, W)
+    labels: Tensor | None  # (B,)
+    generator: torch.Generator | None = None
+    _observed: dict[tuple[int, str], Observation] = field(default_factory=dict, repr=False)
+
+    def observe(self, ensemble: Ensemble, feature: str) -> Observation:
+        """What the ensemble says of these images, and the source's `feature`; without gradients."""
+        key = (id(ensemble), feature)
+        if key not in self._observed:
+            self._observed[key] = ensemble.observe(self.images, feature)
+        return self._observed[key]
+
+
+@dataclass(frozen=True)
+class EmaRule:
+    """How a student's averaged weights follow its weights: average ← decay·average + (1 - decay)·weights.
+
+    Early on the decay is min(decay, (1 + n) / (10 + n)) at step n, so that a short run is not an average
+    with its starting point. `swapped` exchanges the two factors as the paper's released code does, which
+    makes the average the weights themselves but for a hair.
+    """
+
+    decay: float
+    swapped: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"the EMA decay is {self.decay}; it must lie in [0, 1), such as 0.99995")
+
+    def keep(self, step: int) -> float:
+        """The share of the old average that stays at step `step`, counted from 0."""
+        if self.swapped:
+            return 1 - self.decay
+        return min(self.decay, (1 + step) / (10 + step))
+
+
+class AbstractMethod(ABC):
+    """A way to make one classifier out of an ensemble.
+
+    `student` holds what is trained, and nothing else: teachers stay outside. After training it carries
+    the averaged weights where `ema` asks for them.
+    """
+
+    student: nn.Module
+    ema: EmaRule | None = None
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Tensor:
+        """The training loss of a batch, a scalar."""
+
+    @abstractmethod
+    def log_probs(self, images: Tensor) -> Tensor:
+        """Predicted log-probabilities (B, K)."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What this method is, in JSON's types; a run folder knows its method by it."""
+
+
+class Together(AbstractMethod):
+    """Several methods trained side by side on the same batches, their teachers' passes shared.
+
+    The loss is the sum. Students share no weights and optimisers act on each weight alone, so that each
+    learns what it would alone on these batches. All must follow the same EMA rule.
+    """
+
+    def __init__(self, methods: Mapping[str, AbstractMethod]) -> None:
+        if len({method.ema for method in methods.values()}) != 1:
+            raise ValueError(f"methods trained together need one EMA rule; {', '.join(methods)} have several")
+        self.methods = dict(methods)
+        self.student = nn.ModuleDict({name: method.student for name, method in methods.items()})
+        self.ema = next(iter(methods.values())).ema
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The sum of the methods' losses."""
+        return torch.stack([method.loss(batch) for method in self.methods.values()]).sum()
+
+    def log_probs(self, images: Tensor) -> Tensor:
+        """Not defined: several methods make several predictions."""
+        raise TypeError(
+            f"{', '.join(self.methods)} were trained together; ask one of them for its prediction"
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Each method's description under its name."""
+        return {
+            "method": "together",
+            "methods": {name: each.describe() for name, each in self.methods.items()},
+        }

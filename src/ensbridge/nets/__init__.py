@@ -1,0 +1,10 @@
+"""Networks: the members, the score network, and a tap into any network."""
+
+from ensbridge.nets.frn import FRN as FRN
+from ensbridge.nets.resnet import ResNet as ResNet
+from ensbridge.nets.score import ScoreNet as ScoreNet
+from ensbridge.nets.tap import run_tapped as run_tapped
+
+resnet32x2 = ResNet.resnet32x2
+resnet32x4 = ResNet.resnet32x4
+resnet34 = ResNet.resnet34

@@ -1,0 +1,120 @@
+"""The members: FRN-Swish ResNets of the paper, and any scaled-down sister of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ensbridge.nets.frn import FRN
+
+# One normalisation for every data set, as in the paper's experiments; images come in as floats in [0, 1].
+MEAN, STD = (0.49, 0.48, 0.44), (0.2, 0.2, 0.2)
+
+
+class BasicBlock(nn.Module):
+    """conv3×3 – FRN – Swish – conv3×3 – FRN, plus shortcut, Swish."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, bias: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=bias)
+        self.norm1 = FRN(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=bias)
+        self.norm2 = FRN(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=bias), FRN(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
+        y = F.silu(self.norm1(self.conv1(x)))
+        return F.silu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """A residual network with filter response normalisation, Swish and its own input normalisation.
+
+    `blocks` and `widths` describe the stages; each stage after the first halves the map unless `strides`
+    says otherwise. Images (B, C, H, W) are floats in [0, 1] with C = len(mean). `stages.0.0`, the first
+    residual block, is the feature that the paper's bridges read.
+
+    >>> from ensbridge.cost import count_params
+    >>> count_params(ResNet.resnet32x2(10))
+    1860986
+    >>> ResNet((1, 1), (8, 16), classes=3, stem=8)(torch.rand(2, 3, 8, 8)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        classes: int,
+        *,
+        stem: int = 16,
+        strides: Sequence[int] | None = None,
+        bias: bool = True,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+    ) -> None:
+        super().__init__()
+        strides = [1] + [2] * (len(blocks) - 1) if strides is None else strides
+        if not len(blocks) == len(widths) == len(strides) > 0:
+            raise ValueError(
+                f"blocks, widths and strides have {len(blocks)}, {len(widths)} and {len(strides)} entries; "
+                "each stage needs one of each"
+            )
+        if len(mean) != len(std):
+            raise ValueError(
+                f"mean has {len(mean)} channels and std {len(std)}; give one of each per channel"
+            )
+        if classes < 2:
+            raise ValueError(f"classes is {classes}; a classifier needs at least 2")
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
+        self.stem = nn.Sequential(nn.Conv2d(len(mean), stem, 3, padding=1, bias=bias), FRN(stem), nn.SiLU())
+        stages, inputs = [], stem
+        for count, width, stride in zip(blocks, widths, strides, strict=True):
+            first = BasicBlock(inputs, width, stride, bias)
+            stages.append(
+                nn.Sequential(first, *(BasicBlock(width, width, 1, bias) for _ in range(count - 1)))
+            )
+            inputs = width
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(inputs, classes)
+        self.apply(_initialise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, classes) of images (B, C, H, W) with values in [0, 1]."""
+        channels = self.mean.shape[1]
+        if images.ndim != 4 or images.shape[1] != channels:
+            raise ValueError(
+                f"images have shape {tuple(images.shape)}; this network takes (images, {channels}, height, width)"
+            )
+        x = self.stages(self.stem((images - self.mean) / self.std))
+        return self.head(x.mean((2, 3)))
+
+    @classmethod
+    def resnet32x2(cls, classes: int) -> ResNet:
+        """ResNet-32×2, the paper's member for CIFAR-10."""
+        return cls((5, 5, 5), (32, 64, 128), classes)
+
+    @classmethod
+    def resnet32x4(cls, classes: int) -> ResNet:
+        """ResNet-32×4, the paper's member for CIFAR-100."""
+        return cls((5, 5, 5), (64, 128, 256), classes)
+
+    @classmethod
+    def resnet34(cls, classes: int, bias: bool = True) -> ResNet:
+        """ResNet-34 for 64×64 images: TinyImageNet with convolution biases, ImageNet64 without."""
+        return cls((3, 4, 6, 3), (64, 128, 256, 512), classes, stem=64, bias=bias)
+
+
+def _initialise(module: nn.Module) -> None:
+    """He-normal weights and zero biases."""
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

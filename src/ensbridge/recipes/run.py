@@ -1,0 +1,198 @@
+"""Stages of a recipe, each resumable: members, bridges, distillation, scores.
+
+Members are independent of each other, so two are trained side by side, in threads of one process: nothing
+is left behind when it is killed, and one thread for each network is faster on small networks than two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from ensbridge.data.digits import Splits
+from ensbridge.ensemble import Ensemble
+from ensbridge.evaluation import evaluate
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.files import write_atomically
+from ensbridge.methods.deep_ensemble import DeepEnsemble
+from ensbridge.methods.diffusion_bridge import BridgeConfig, DiffusionBridge
+from ensbridge.methods.method import Together
+from ensbridge.recipes.recipe import Recipe
+from ensbridge.scores import Scores, read_scores
+from ensbridge.train.checkpoint import RunFolder
+from ensbridge.train.distill import distill_steps
+from ensbridge.train.fit import FitConfig, Progress, derive_seed, fit
+
+T = TypeVar("T")
+WORKERS = 2
+
+
+class Reporter(Protocol):
+    """Hears how far a run is."""
+
+    def stage(self, name: str, total: int) -> Callable[[int], None]:
+        """A stage of so many steps begins; the answer is called with the number of steps just done."""
+        ...
+
+
+class Silent:
+    """A reporter that says nothing."""
+
+    def stage(self, name: str, total: int) -> Callable[[int], None]:
+        """Begin a stage that nobody watches."""
+        return lambda steps: None
+
+
+def run_recipe(recipe: Recipe, out: Path | str, seed: int = 0, reporter: Reporter | None = None) -> Scores:
+    """Run every stage of a recipe into the folder `out`, or what is left of it, and return the scores."""
+    folder = RunFolder(out, {"recipe": describe(recipe), "seed": seed}).path
+    if (folder / "scores.json").exists():
+        return read_scores(folder)
+    reporter = reporter or Silent()
+    with one_thread():
+        data = recipe.load()
+        ensemble = train_members(recipe, data, folder, seed, reporter)
+        models = train_bridges(recipe, ensemble, data, folder, seed, reporter)
+        scores = score(recipe, ensemble, models, data, seed)
+    write_atomically(folder / "scores.json", scores.to_json().encode())
+    return scores
+
+
+def train_members(recipe: Recipe, data: Splits, folder: Path, seed: int, reporter: Reporter) -> Ensemble:
+    """Train every member in a folder of its own, two at a time."""
+    steps = recipe.member_fit.total_steps(len(data.train))
+    advance = reporter.stage("members", steps * recipe.members)
+    members = [build(recipe.member, derive_seed(seed, "member", index)) for index in range(recipe.members)]
+
+    def job(index: int) -> Callable[[Progress], None]:
+        config = replace(recipe.member_fit, seed=derive_seed(seed, "member", index))
+        where = folder / f"member-{index + 1}"
+        return lambda progress: _ignore(
+            fit(DeepEnsemble([members[index]]), data.train, config, where, progress)
+        )
+
+    side_by_side([job(index) for index in range(recipe.members)], advance)
+    return Ensemble(members).eval()
+
+
+def train_bridges(
+    recipe: Recipe, ensemble: Ensemble, data: Splits, folder: Path, seed: int, reporter: Reporter
+) -> dict[str, FastEnsemble]:
+    """Train the bridge, its control and the KL bridge on shared teachers, and distil the first two."""
+    source_and_target = ensemble.first(recipe.target)
+
+    def bridge(config: BridgeConfig, **options: object) -> DiffusionBridge:
+        net = build(lambda: recipe.score(config.z_input), derive_seed(seed, "score"))
+        return DiffusionBridge(source_and_target, net, recipe.feature, config=config, **options)  # type: ignore[arg-type]
+
+    walked = {"bridge": bridge(recipe.bridge), "control": bridge(recipe.bridge, target=(0,))}
+    straight = bridge(recipe.kl_bridge, loss="kl")
+    fits = [
+        replace(each, seed=derive_seed(seed, "bridge")) for each in (recipe.bridge_fit, recipe.distill_fit)
+    ]
+    images = data.train.without_labels()
+    advance = reporter.stage("bridges", sum(each.total_steps(len(images)) for each in fits))
+    distilled: dict[str, DiffusionBridge] = {}
+
+    def long_way(progress: Progress) -> None:
+        fit(Together(walked), images, fits[0], folder / "bridges", progress)
+        distilled.update(distill_steps(walked, images, fits[1], folder / "distilled", progress=progress))
+
+    def short_way(progress: Progress) -> None:
+        fit(straight, images, fits[0], folder / "bridge-kl", progress)
+
+    side_by_side([long_way, short_way], advance)
+    return {
+        f"+1 DBN ({recipe.bridge.num_steps} steps)": FastEnsemble.of(walked["bridge"]),
+        "+1 DBN": FastEnsemble.of(distilled["bridge"]),
+        "+1 DBN (KL)": FastEnsemble.of(straight),
+        "control": FastEnsemble.of(distilled["control"]),
+    }
+
+
+def score(
+    recipe: Recipe, ensemble: Ensemble, models: dict[str, FastEnsemble], data: Splits, seed: int
+) -> Scores:
+    """Measure DE-1 … DE-M and the bridges on the test split."""
+    ladder = {f"DE-{count}": ensemble.first(count) for count in range(1, len(ensemble) + 1)}
+    return evaluate(
+        {**ladder, **models},
+        data.test,
+        data.val,
+        reference=ensemble,
+        target=recipe.target,
+        dataset=recipe.name,
+        seed=seed,
+    )
+
+
+def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A network whose starting weights depend on the seed alone; the global randomness is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return factory()
+
+
+def describe(recipe: Recipe) -> dict[str, object]:
+    """What decides a recipe's numbers, in JSON's types."""
+    configs = {
+        key: asdict(value)
+        for key, value in vars(recipe).items()
+        if isinstance(value, FitConfig | BridgeConfig)
+    }
+    return {"name": recipe.name, "members": recipe.members, "target": recipe.target, **configs}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread each, so that numbers do not depend on the machine's cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def side_by_side(jobs: Sequence[Callable[[Progress], None]], advance: Callable[[int], None]) -> None:
+    """Run jobs, WORKERS at a time; the first error, or an interrupt, stops them all."""
+    stop = threading.Event()
+
+    def run(job: Callable[[Progress], None]) -> None:
+        torch.set_num_threads(1)  # OpenMP counts threads for each calling thread
+        job(_counted(advance, stop))
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        try:
+            for future in [pool.submit(run, job) for job in jobs]:
+                future.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _counted(advance: Callable[[int], None], stop: threading.Event) -> Progress:
+    """A progress callback that reports steps as they come, also after a resumed start."""
+    last = 0
+
+    def progress(step: int, total: int, loss: float) -> None:
+        nonlocal last
+        if stop.is_set():
+            raise InterruptedError("another part of the run stopped")
+        advance(step - last if step > last else step)
+        last = step
+
+    return progress
+
+
+def _ignore(_: object) -> None:
+    return None

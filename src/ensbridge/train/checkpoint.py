@@ -1,0 +1,123 @@
+"""Run folders: configuration, log and checkpoints that survive being killed at any moment.
+
+A checkpoint is one safetensors file, written to a temporary name, flushed to disk and renamed, so that a
+whole file or none is there. Its header carries the step and a checksum of its tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ensbridge.files import open_folder, read_json, write_atomically
+
+KEEP = 2  # The newest and one to fall back on.
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors and their metadata atomically as one safetensors file."""
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(held, {**metadata, "checksum": _checksum(held)}))
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a checkpoint whole, or raise ValueError if it is truncated or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path.name} is truncated or damaged ({error})") from error
+    if metadata.get("checksum") != _checksum(tensors):
+        raise ValueError(f"{path.name} is damaged: its tensors do not match its checksum")
+    return tensors, metadata
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    value = 0
+    for name in sorted(tensors):
+        value = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), value))
+    return f"{value:08x}"
+
+
+class RunFolder:
+    """A folder that holds one run: config.json, log.jsonl and checkpoint-*.safetensors."""
+
+    def __init__(self, path: Path | str, description: Mapping[str, Any]) -> None:
+        """Open a run or begin one; a folder made with another configuration is refused and left as it is."""
+        self.path = open_folder(path)
+        wanted = json.loads(json.dumps(description))
+        config = self.path / "config.json"
+        if config.exists():
+            there = read_json(config)
+            if difference := first_difference(there, wanted):
+                raise ValueError(
+                    f"{self.path} was made with another configuration ({difference}); "
+                    "choose another folder, or delete this one to begin anew"
+                )
+        elif self._checkpoints() or self._log.exists():
+            raise ValueError(f"{self.path} holds a run without its config.json; choose another folder")
+        else:
+            write_atomically(config, json.dumps(wanted, indent=2).encode())
+
+    @property
+    def _log(self) -> Path:
+        return self.path / "log.jsonl"
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted(self.path.glob("checkpoint-*.safetensors"))
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        """Write the checkpoint of a step and drop those that are no longer needed."""
+        save_checkpoint(self.path / f"checkpoint-{step:09d}.safetensors", tensors, metadata)
+        for old in self._checkpoints()[:-KEEP]:
+            old.unlink()
+
+    def newest(self) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+        """The newest whole checkpoint; a damaged one is left aside with a warning."""
+        for path in reversed(self._checkpoints()):
+            try:
+                return load_checkpoint(path)
+            except ValueError as error:
+                warnings.warn(f"{error}; going on from the one before it", stacklevel=2)
+        return None
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Append a line to log.jsonl."""
+        with open(self._log, "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def rewind_log(self, step: int) -> None:
+        """Drop the lines of later steps, and half a line that a kill may have left."""
+        if not self._log.exists():
+            return
+        lines = self._log.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        if kept != lines:
+            write_atomically(self._log, "".join(kept).encode())
+
+
+def first_difference(there: Any, here: Any, name: str = "") -> str | None:
+    """The first place where two JSON values differ, in words.
+
+    >>> first_difference({"fit": {"lr": 0.1}}, {"fit": {"lr": 0.2}})
+    'fit.lr is 0.1 there and 0.2 here'
+    """
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in [*there, *(key for key in here if key not in there)]:
+            inner = f"{name}.{key}" if name else key
+            if found := first_difference(there.get(key), here.get(key), inner):
+                return found
+        return None
+    if there == here:
+        return None
+    values = [text if len(text) <= 60 else text[:57] + "…" for text in (repr(there), repr(here))]
+    return f"{name} is {values[0]} there and {values[1]} here"

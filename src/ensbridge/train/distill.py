@@ -1,0 +1,80 @@
+"""`distill_steps`: from a bridge of many steps to one of a single step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, overload
+
+from torch import Tensor
+
+from ensbridge.data.loader import ImageSet
+from ensbridge.methods.diffusion_bridge import DiffusionBridge
+from ensbridge.methods.method import Together
+from ensbridge.methods.step_distillation import StepDistillation, halved
+from ensbridge.train.fit import FitConfig, Progress, fit
+
+Train = ImageSet | Tensor | tuple[Tensor, Tensor]
+Mode = Literal["direct", "progressive"]
+
+
+@overload
+def distill_steps(
+    bridges: DiffusionBridge, train: Train, config: FitConfig, run_dir: Path | str | None = None, *,
+    mode: Mode | None = None, weight: float = 0.5, progress: Progress | None = None,
+) -> DiffusionBridge: ...  # fmt: skip
+
+
+@overload
+def distill_steps(
+    bridges: Mapping[str, DiffusionBridge], train: Train, config: FitConfig, run_dir: Path | str | None = None, *,
+    mode: Mode | None = None, weight: float = 0.5, progress: Progress | None = None,
+) -> dict[str, DiffusionBridge]: ...  # fmt: skip
+
+
+def distill_steps(
+    bridges: DiffusionBridge | Mapping[str, DiffusionBridge],
+    train: Train,
+    config: FitConfig,
+    run_dir: Path | str | None = None,
+    *,
+    mode: Mode | None = None,
+    weight: float = 0.5,
+    progress: Progress | None = None,
+) -> DiffusionBridge | dict[str, DiffusionBridge]:
+    """Distil one trained bridge, or several side by side, to one step; the teachers are left as they are.
+
+    mode="direct" goes there at once, with `weight` on the teacher's sample and the rest on the true
+    ensemble; mode="progressive" halves the steps stage by stage (5 → 3 → 2 → 1), each stage trained by
+    `config` and started from the last. Without `mode` the bridge's own configuration decides. With
+    `run_dir` each stage has a folder of its own in it, and the work goes on when run again.
+
+    >>> import torch
+    >>> from ensbridge import Ensemble
+    >>> from ensbridge.nets import ResNet, ScoreNet
+    >>> members = Ensemble([ResNet((1,), (8,), 3, stem=8) for _ in range(2)])
+    >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
+    >>> bridge = DiffusionBridge(members, score)
+    >>> one = distill_steps(bridge, torch.rand(8, 3, 8, 8), FitConfig(epochs=1, batch_size=4, lr=1e-4))
+    >>> bridge.bridge.steps, one.bridge.steps
+    (5, 1)
+    """
+    if isinstance(bridges, DiffusionBridge):
+        named = distill_steps(
+            {"bridge": bridges}, train, config, run_dir, mode=mode, weight=weight, progress=progress
+        )
+        return named["bridge"]
+    current = dict(bridges)
+    chosen = mode or next(iter(current.values())).bridge.config.distillation
+    if len({bridge.bridge.times for bridge in current.values()}) != 1:
+        raise ValueError(f"bridges distilled together must walk the same times; {', '.join(current)} do not")
+    while (steps := next(iter(current.values())).bridge.steps) > 1:
+        times = (0.0, 1.0) if chosen == "direct" else halved(next(iter(current.values())).bridge.times)
+        stages = {
+            name: StepDistillation(bridge, times, mode=chosen, weight=weight)
+            for name, bridge in current.items()
+        }
+        folder = None if run_dir is None else Path(run_dir) / f"{steps}-to-{len(times) - 1}"
+        fit(Together(stages), train, config, folder, progress)
+        current = {name: stage.distilled for name, stage in stages.items()}
+    return current
