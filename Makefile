@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: quickstart test check setup lock clean
+.PHONY: quickstart test check setup clean
 
 quickstart: setup
 	$(BIN)/ensbridge quickstart --out runs/quickstart
@@ -14,7 +14,7 @@ test: setup
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/basedpyright
 
 setup: $(STAMP)
 

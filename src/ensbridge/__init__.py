@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ensbridge.schedule import BridgeSchedule as BridgeSchedule
     from ensbridge.schedule import TemperatureLaw as TemperatureLaw
     from ensbridge.scores import Scores as Scores
+    from ensbridge.train.config import FitConfig as FitConfig
     from ensbridge.train.distill import distill_steps as distill_steps
-    from ensbridge.train.fit import FitConfig as FitConfig
     from ensbridge.train.fit import fit as fit
 
 __version__ = "0.1.0"
@@ -40,7 +40,7 @@ _HOMES = {
     "TemperatureLaw": "schedule",
     "Scores": "scores",
     "distill_steps": "train.distill",
-    "FitConfig": "train.fit",
+    "FitConfig": "train.config",
     "fit": "train.fit",
 }
 

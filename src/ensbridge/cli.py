@@ -41,8 +41,10 @@ def main() -> None:
         fail(str(error), code=2)
     except FloatingPointError as error:
         fail(str(error), code=1)
-    except KeyboardInterrupt:
-        fail("interrupted; run the same command again to go on", code=130)
+    except SystemExit as leaving:
+        if leaving.code == 130:  # what typer makes of an interrupt
+            fail("interrupted; run the same command again to go on", code=130)
+        raise
 
 
 def fail(sentence: str, code: int) -> None:

@@ -30,6 +30,11 @@ def ensemble_logit(logits: Tensor) -> Tensor:
     return log_mean - log_mean.mean(-1, keepdim=True)
 
 
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Logits in float32, or in float64 where they are that already."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
 class Observation(NamedTuple):
     """What a bridge sees of a batch: the source's feature and every member's logits."""
 
@@ -87,7 +92,7 @@ class Ensemble(nn.Module):
 
 
 def _stack(logits: Sequence[Tensor]) -> Tensor:
-    """Members' logits as one tensor (M, B, K), in at least float32; refuses members that cannot be averaged."""
+    """Members' logits as one tensor (M, B, K) of at least float32; what cannot be averaged is refused."""
     shapes = {tuple(each.shape) for each in logits}
     if len(shapes) > 1:
         counts = ", ".join(f"member {index + 1}: {tuple(each.shape)}" for index, each in enumerate(logits))
@@ -98,5 +103,4 @@ def _stack(logits: Sequence[Tensor]) -> Tensor:
         raise ValueError(
             f"members give outputs of shape {tuple(logits[0].shape)}; logits must be (images, classes)"
         )
-    stacked = torch.stack(list(logits))
-    return stacked if stacked.dtype == torch.float64 else stacked.float()
+    return at_least_float32(torch.stack(list(logits)))

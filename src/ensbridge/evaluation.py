@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ensbridge import metrics
 from ensbridge.cost import count_macs, count_params
 from ensbridge.data.loader import ImageSet, as_image_set
-from ensbridge.ensemble import Ensemble, ensemble_logit
+from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.scores import Row, Scores
 
@@ -108,7 +108,9 @@ def predict(model: nn.Module, data: ImageSet, batch_size: int = 256) -> Tensor:
     torch.Size([5, 3])
     """
     model.eval()
-    return torch.cat([_wide(model(images)).log_softmax(-1) for images, _ in data.batches(batch_size)])
+    return torch.cat(
+        [at_least_float32(model(images)).log_softmax(-1) for images, _ in data.batches(batch_size)]
+    )
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, str]:
@@ -162,7 +164,3 @@ def _labelled(data: Data, name: str) -> tuple[ImageSet, Tensor]:
     if images.labels is None:
         raise ValueError(f"{name} has no labels; give (images, labels)")
     return images, images.labels
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()

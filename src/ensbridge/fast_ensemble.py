@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ensbridge.ensemble import ensemble_logit
+from ensbridge.ensemble import at_least_float32, ensemble_logit
 from ensbridge.methods.diffusion_bridge import Bridge, DiffusionBridge
 from ensbridge.nets.tap import find_module, run_tapped
 
@@ -51,6 +51,8 @@ class FastEnsemble(nn.Module):
     @classmethod
     def of(cls, *methods: DiffusionBridge) -> FastEnsemble:
         """The network that trained bridges make with the source they share."""
+        if not methods:
+            raise ValueError("a FastEnsemble was given 0 bridges; it needs at least 1")
         first = methods[0]
         if any(m.ensemble.source is not first.ensemble.source or m.feature != first.feature for m in methods):
             raise ValueError("these bridges do not share one source and one feature; train them on the same")
@@ -66,5 +68,6 @@ class FastEnsemble(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K)."""
         logits, feature = run_tapped(self.source, self.feature, images)
+        logits = at_least_float32(logits)
         ends = torch.stack([bridge(feature, logits) for bridge in self.bridges])
         return ensemble_logit(ends) / self.temperature

@@ -19,7 +19,13 @@ PosteriorVariance = Literal["exact", "released"]
 
 
 class BridgeSample(NamedTuple):
-    """A point on the bridge with what the score network should say there."""
+    """A point on the bridge with what the score network should say there.
+
+    >>> z_0, z_1, t = torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), torch.ones(1)
+    >>> sample = BridgeSchedule(beta=1e-4).sample(z_0, z_1, t)  # at t = 1 the bridge is at Z_1
+    >>> sample.z_t.tolist(), (0.01 * sample.target).round(decimals=4).tolist()
+    ([[1.0, -1.0]], [[1.0, -1.0]])
+    """
 
     z_t: Tensor  # (B, K)
     target: Tensor  # (B, K), (z_t - z_0) / sigma_t
@@ -167,12 +173,12 @@ def _column(t: Tensor, like: Tensor) -> Tensor:
 def _check_pair(z0: Tensor, z1: Tensor) -> None:
     if z0.ndim != 2 or z0.shape != z1.shape:
         raise ValueError(
-            f"logits have shapes {tuple(z0.shape)} and {tuple(z1.shape)}; both must be the same (images, classes)"
+            f"logits have shapes {tuple(z0.shape)} and {tuple(z1.shape)}; both must be the same (B, K)"
         )
 
 
 def _check_times(t: Tensor, lower: Tensor | None) -> None:
-    """Refuse times outside (0, 1] or not above `lower` ≥ 0; an accelerator's are trusted: looking stalls it."""
+    """Refuse times outside (0, 1] or not above `lower` ≥ 0; looking at an accelerator's would stall it."""
     if t.device.type != "cpu" or torch.compiler.is_compiling():
         return
     if not bool(((t > 0) & (t <= 1)).all()):

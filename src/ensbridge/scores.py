@@ -52,7 +52,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Scores:
-    """The rows of one evaluation, with the data, the seed and the machine that made them."""
+    """The rows of one evaluation, with the data, the seed and the machine that made them.
+
+    >>> row = Row("DE-1", 1, 0, 0, 400, 1.0, 30, 1.0, 91.5, 0.3166, 0.13, 0.046, None, None, 1.0, None, None)
+    >>> print(Scores("cifar10", 0, 10, {"python": "3.12"}, (row,)).table())
+    model  MACs ×  params ×    ACC    NLL  Brier    ECE  cNLL   DEE  gap
+    ─────  ──────  ────────  ─────  ─────  ─────  ─────  ────  ────  ───
+    DE-1     1.00      1.00  91.50  0.317  0.130  0.046     –  1.00    –
+    """
 
     dataset: str
     seed: int

@@ -67,8 +67,9 @@ def random_crop(images: Tensor, pad: int, generator: torch.Generator | None = No
 def mixup(images: Tensor, alpha: float, generator: torch.Generator | None = None) -> Tensor:
     """λ·x + (1 - λ)·x' with x' another image of the batch and λ ~ Beta(alpha, alpha) for each image."""
     shape = torch.full((2, len(images), 1, 1, 1), float(alpha), device=images.device)
-    # Beta from two gammas; torch's public Beta takes no generator. In double: a small alpha underflows floats.
-    gammas = torch._standard_gamma(shape.double(), generator=generator).clamp_min(1e-300)
+    # Beta from two gammas, since torch's Beta takes no generator; in double, as a small alpha underflows.
+    gammas = torch._standard_gamma(shape.double(), generator=generator)  # pyright: ignore[reportPrivateImportUsage]
+    gammas = gammas.clamp_min(1e-300)
     share = (gammas[0] / gammas.sum(0)).to(images.dtype)
     # A batch is in random order already, so the neighbour is a random partner.
     return share * images + (1 - share) * images.roll(1, 0)

@@ -1,19 +1,19 @@
 """Embedded data: scikit-learn's digits behind a noisy sensor.
 
-1,797 hand-written digits of 8×8 pixels, scaled to [0, 1] and given Gaussian noise of 0.2 that is drawn once
+1,797 hand-written digits of 8×8 pixels, scaled to [0, 1] and given Gaussian noise of 0.3 that is drawn once
 and belongs to the data. 600 images are for training, 200 for validation, 997 for the test. So few noisy
 images leave members in disagreement, which is what an ensemble lives on; clean digits are too easy.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ensbridge.data.loader import ImageSet
 
-TRAIN, VALIDATION, NOISE = 600, 200, 0.2
+TRAIN, VALIDATION, NOISE = 600, 200, 0.3
 
 
 class Splits(NamedTuple):
@@ -37,7 +37,7 @@ def load_digits(noise: float = NOISE) -> Splits:
         raise ValueError(
             "the digits come with scikit-learn, which is missing; pip install scikit-learn"
         ) from error
-    bunch = load()
+    bunch: Any = load()
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(bunch.target), generator=generator)
     images = torch.from_numpy(bunch.images).float()[:, None] / 16

@@ -40,6 +40,10 @@ class DeepEnsemble(AbstractMethod):
         """Log of the members' mean softmax."""
         return self.ensemble(images).log_softmax(-1)
 
+    def networks(self) -> Sequence[nn.Module]:
+        """The members."""
+        return list(self.ensemble.members)
+
     def describe(self) -> dict[str, Any]:
         """The members' architectures, as they print."""
         return {"method": "deep_ensemble", "members": [str(member) for member in self.ensemble.members]}

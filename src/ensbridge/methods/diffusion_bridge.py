@@ -8,14 +8,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
-from ensbridge.ensemble import Ensemble, Observation, ensemble_logit
-from ensbridge.methods.method import AbstractMethod, Batch, EmaRule
+from ensbridge.ensemble import Ensemble, Observation, at_least_float32, ensemble_logit
+from ensbridge.methods.method import AbstractMethod, Batch, EmaRule, Teacher
 from ensbridge.nets.score import ScoreNet, ZInput
 from ensbridge.nets.tap import find_module, run_tapped
 from ensbridge.sampler import estimate_z0, walk
@@ -42,7 +42,7 @@ class BridgeConfig:
     beta: float = 1e-4
     num_steps: int = 5
     train_times: Literal["grid", "uniform", "released"] = "grid"
-    temperature: TemperatureLaw = TemperatureLaw()
+    temperature: TemperatureLaw = field(default_factory=TemperatureLaw)
     temperature_draw: Literal["image", "batch"] = "image"
     test_temperature: Literal["mean", "drawn"] = "mean"
     centre: bool = True
@@ -54,6 +54,10 @@ class BridgeConfig:
 
     def __post_init__(self) -> None:
         _ = self.schedule, EmaRule(self.ema)
+        for name, hint in get_type_hints(BridgeConfig).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                choices = ", ".join(map(repr, get_args(hint)))
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
         if self.train_times == "released" and self.num_steps < 2:
             raise ValueError("train_times 'released' draws n from {1..N-1}; num_steps is 1, give at least 2")
 
@@ -107,6 +111,8 @@ class Bridge(nn.Module):
         self.config = config or BridgeConfig()
         self.schedule = self.config.schedule
         self.times = tuple(self.schedule.times().tolist() if times is None else times)
+        if len(self.times) < 2 or self.times[0] != 0 or self.times[-1] != 1:
+            raise ValueError(f"times are {self.times}; a bridge walks from 1 to 0, give such as (0.0, 1.0)")
 
     @property
     def steps(self) -> int:
@@ -194,8 +200,8 @@ class DiffusionBridge(AbstractMethod):
         config = config or BridgeConfig()
         if isinstance(score, ScoreNet) and score.z_input != config.z_input:
             raise ValueError(
-                f"the score network reads Z_t as {score.z_input!r} and the configuration says {config.z_input!r}; "
-                "build the network with z_input=config.z_input"
+                f"the score network reads Z_t as {score.z_input!r}, the configuration says "
+                f"{config.z_input!r}; build the network with z_input=config.z_input"
             )
         self.target = tuple(range(len(ensemble)) if target is None else target)
         if not self.target or not all(0 <= index < len(ensemble) for index in self.target):
@@ -204,8 +210,7 @@ class DiffusionBridge(AbstractMethod):
         self.ensemble = ensemble.eval()
         self.feature = feature
         self.objective = loss
-        self.bridge = Bridge(score, config, (0.0, 1.0) if loss == "kl" else None)
-        self.student = self.bridge
+        self.bridge = self.student = Bridge(score, config, (0.0, 1.0) if loss == "kl" else None)
         self.ema = EmaRule(config.ema, config.ema_swapped)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -227,7 +232,8 @@ class DiffusionBridge(AbstractMethod):
     def ends(self, batch: Batch) -> tuple[Tensor, Tensor, Observation]:
         """Both ends Z_0 and Z_1 of each image's bridge, and what the members said."""
         seen = batch.observe(self.ensemble, self.feature)
-        z0 = ensemble_logit(seen.logits[list(self.target)])
+        # By slices: a list as index would be copied to the device, which a captured step cannot do.
+        z0 = ensemble_logit(torch.stack([seen.logits[index] for index in self.target]))
         temperature = self.bridge.draw_temperature(len(z0), z0.device, batch.generator)
         return z0, self.bridge.start(seen.logits[0], temperature), seen
 
@@ -250,7 +256,15 @@ class DiffusionBridge(AbstractMethod):
     def log_probs(self, images: Tensor) -> Tensor:
         """The prediction of source and bridge together."""
         logits, feature = run_tapped(self.ensemble.source, self.feature, images)
-        return self.bridge(feature, logits.float()).log_softmax(-1)
+        return self.bridge(feature, at_least_float32(logits)).log_softmax(-1)
+
+    def networks(self) -> Sequence[nn.Module]:
+        """The score network."""
+        return [self.bridge.score]
+
+    def teachers(self) -> Sequence[Teacher]:
+        """The ensemble at the feature."""
+        return [(self.ensemble, self.feature)]
 
     def describe(self) -> dict[str, Any]:
         """The bridge's switches, target and score network."""

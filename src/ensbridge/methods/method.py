@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.ensemble import Ensemble, Observation
+
+Teacher = tuple[Ensemble, str]  # an ensemble, and the feature of its source that is read
+Observer = Callable[[Tensor], Observation]
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,17 @@ class Batch:
     images: Tensor  # (B, C, H, W)
     labels: Tensor | None  # (B,)
     generator: torch.Generator | None = None
-    _observed: dict[tuple[int, str], Observation] = field(default_factory=dict, repr=False)
+    observers: Mapping[Teacher, Observer] = field(default_factory=dict, repr=False)  # compiled ones, if any
+    _observed: dict[Teacher, Observation] = field(default_factory=dict, repr=False)
 
     def observe(self, ensemble: Ensemble, feature: str) -> Observation:
         """What the ensemble says of these images, and the source's `feature`; without gradients."""
-        key = (id(ensemble), feature)
+        key = (ensemble, feature)
         if key not in self._observed:
-            self._observed[key] = ensemble.observe(self.images, feature)
+            observer = self.observers.get(key)
+            self._observed[key] = (
+                observer(self.images) if observer else ensemble.observe(self.images, feature)
+            )
         return self._observed[key]
 
 
@@ -75,6 +82,14 @@ class AbstractMethod(ABC):
     def log_probs(self, images: Tensor) -> Tensor:
         """Predicted log-probabilities (B, K)."""
 
+    def networks(self) -> Sequence[nn.Module]:
+        """The trained networks that the loss calls, which may be compiled."""
+        return [self.student]
+
+    def teachers(self) -> Sequence[Teacher]:
+        """What the loss observes."""
+        return []
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What this method is, in JSON's types; a run folder knows its method by it."""
@@ -102,6 +117,16 @@ class Together(AbstractMethod):
         """Not defined: several methods make several predictions."""
         raise TypeError(
             f"{', '.join(self.methods)} were trained together; ask one of them for its prediction"
+        )
+
+    def networks(self) -> Sequence[nn.Module]:
+        """Every method's networks."""
+        return [network for method in self.methods.values() for network in method.networks()]
+
+    def teachers(self) -> Sequence[Teacher]:
+        """Every method's teachers, each once."""
+        return list(
+            dict.fromkeys(teacher for method in self.methods.values() for teacher in method.teachers())
         )
 
     def describe(self) -> dict[str, Any]:

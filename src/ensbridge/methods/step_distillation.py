@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
-from ensbridge.methods.method import AbstractMethod, Batch
+from ensbridge.methods.method import AbstractMethod, Batch, Teacher
 from ensbridge.sampler import walk
 
 
@@ -55,7 +55,7 @@ class StepDistillation(AbstractMethod):
         self.teacher = teacher
         self.mode, self.weight = mode, weight
         self.distilled = teacher.with_bridge(teacher.bridge.on_times(times))
-        self.student = self.distilled.bridge
+        self.student = self.bridge = self.distilled.bridge
         self.ema = teacher.ema
 
     def loss(self, batch: Batch) -> Tensor:
@@ -65,19 +65,19 @@ class StepDistillation(AbstractMethod):
             return self._progressive(z0, z1, seen.feature, batch.generator)
         now, end = z1.new_ones(len(z1)), z1.new_zeros(len(z1))
         sampled = self._teacher_walk(z1, seen.feature, self.teacher.bridge.times, batch.generator)
-        residual = self.student.residual(seen.feature, z1, now)
+        residual = self.bridge.residual(seen.feature, z1, now)
         errors = [self._error(residual, z1, goal, now, end) for goal in (sampled, z0)]
         return self.weight * errors[0] + (1 - self.weight) * errors[1]
 
     def _progressive(self, z0: Tensor, z1: Tensor, h: Tensor, generator: torch.Generator | None) -> Tensor:
-        grid = self.student.times
+        grid = self.bridge.times
         index = int(torch.randint(1, len(grid), (), generator=generator, device=z1.device))
         t_prev, t = list(pairwise(grid))[index - 1]
         now, before = z1.new_full(z1.shape[:1], t), z1.new_full(z1.shape[:1], t_prev)
-        z_t = self.student.schedule.sample(z0, z1, now, generator).z_t
+        z_t = self.bridge.schedule.sample(z0, z1, now, generator).z_t
         between = [time for time in self.teacher.bridge.times if t_prev <= time <= t]
         z_prev = self._teacher_walk(z_t, h, between, generator)
-        return self._error(self.student.residual(h, z_t, now), z_t, z_prev, now, before)
+        return self._error(self.bridge.residual(h, z_t, now), z_t, z_prev, now, before)
 
     @torch.no_grad()
     def _teacher_walk(
@@ -90,7 +90,7 @@ class StepDistillation(AbstractMethod):
 
     def _error(self, residual: Tensor, z_t: Tensor, z_prev: Tensor, t: Tensor, t_prev: Tensor) -> Tensor:
         # Eq. 9 with the target of one step that lands on z_prev.
-        schedule = self.student.schedule
+        schedule = self.bridge.schedule
         target = math.sqrt(schedule.beta) * schedule.step_target(z_t, z_prev, t, t_prev)
         return (residual - target).square().sum(-1).mean()
 
@@ -98,12 +98,20 @@ class StepDistillation(AbstractMethod):
         """The prediction of source and student."""
         return self.distilled.log_probs(images)
 
+    def networks(self) -> Sequence[nn.Module]:
+        """The student's score network."""
+        return [self.bridge.score]
+
+    def teachers(self) -> Sequence[Teacher]:
+        """What the teacher observes."""
+        return self.teacher.teachers()
+
     def describe(self) -> dict[str, Any]:
         """The student's grid and mode, and its teacher."""
         return {
             "method": "step_distillation",
             "mode": self.mode,
             "weight": self.weight,
-            "times": list(self.student.times),
+            "times": list(self.bridge.times),
             "teacher": {**self.teacher.describe(), "times": list(self.teacher.bridge.times)},
         }

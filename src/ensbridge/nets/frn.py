@@ -11,7 +11,7 @@ class FRN(nn.Module):
 
     No batch statistics: what an image gets does not depend on its neighbours, in training or in use.
 
-    >>> FRN(1)(torch.tensor([[[[3.0, -3.0]]]])).tolist()
+    >>> FRN(1)(torch.tensor([[[[3.0, -3.0]]]])).round(decimals=3).tolist()
     [[[[1.0, 0.0]]]]
     """
 

@@ -47,6 +47,9 @@ class ResNet(nn.Module):
     torch.Size([2, 3])
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(
         self,
         blocks: Sequence[int],
@@ -91,7 +94,7 @@ class ResNet(nn.Module):
         channels = self.mean.shape[1]
         if images.ndim != 4 or images.shape[1] != channels:
             raise ValueError(
-                f"images have shape {tuple(images.shape)}; this network takes (images, {channels}, height, width)"
+                f"images have shape {tuple(images.shape)}; this network takes (B, {channels}, H, W)"
             )
         x = self.stages(self.stem((images - self.mean) / self.std))
         return self.head(x.mean((2, 3)))

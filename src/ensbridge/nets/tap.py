@@ -44,8 +44,45 @@ def run_tapped(net: nn.Module, feature: str, images: Tensor) -> tuple[Tensor, Te
         logits = net(images)
     finally:
         handle.remove()
+    return logits, _only(caught, feature)
+
+
+def _only(caught: list[Tensor], feature: str) -> Tensor:
     if len(caught) != 1:
         raise ValueError(
             f"feature {feature!r} ran {len(caught)} times in one pass; name a module that runs once"
         )
-    return logits, caught[0]
+    return caught[0]
+
+
+class StandingTap(nn.Module):
+    """A network that also returns a feature, through a hook that stands until `close()`.
+
+    `run_tapped` comes and goes with each call, which torch.compile cannot trace; this can be compiled, and
+    is for one thread.
+
+    >>> import torch
+    >>> tap = StandingTap(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), "0")
+    >>> [each.shape for each in tap(torch.rand(2, 4))]
+    [torch.Size([2, 3]), torch.Size([2, 8])]
+    """
+
+    def __init__(self, net: nn.Module, feature: str) -> None:
+        super().__init__()
+        self.net = net
+        self._feature = feature
+        self._caught: list[Tensor] = []
+        self._handle = find_module(net, feature).register_forward_hook(self._catch)
+
+    def _catch(self, _module: nn.Module, _inputs: object, output: Tensor) -> None:
+        self._caught.append(output)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The network's output and the feature."""
+        self._caught.clear()
+        logits = self.net(images)
+        return logits, _only(self._caught, self._feature)
+
+    def close(self) -> None:
+        """Take the hook away."""
+        self._handle.remove()

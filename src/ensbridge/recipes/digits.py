@@ -11,7 +11,7 @@ from ensbridge.nets.resnet import ResNet
 from ensbridge.nets.score import ScoreNet, ZInput
 from ensbridge.recipes.recipe import Recipe
 from ensbridge.schedule import TemperatureLaw
-from ensbridge.train.fit import FitConfig
+from ensbridge.train.config import FitConfig
 
 
 def member() -> nn.Module:
@@ -26,7 +26,7 @@ def score(z_input: ZInput) -> ScoreNet:
 
 def digits() -> Recipe:
     """Five members, one bridge towards the first three."""
-    bridge = BridgeConfig(temperature=TemperatureLaw(base=4.0), ema=0.99)
+    bridge = BridgeConfig(temperature=TemperatureLaw(base=2.0), ema=0.99)
     return Recipe(
         name="digits",
         load=load_digits,

@@ -10,7 +10,7 @@ from torch import nn
 from ensbridge.data.digits import Splits
 from ensbridge.methods.diffusion_bridge import BridgeConfig
 from ensbridge.nets.score import ScoreNet, ZInput
-from ensbridge.train.fit import FitConfig
+from ensbridge.train.config import FitConfig
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ from ensbridge.methods.method import Together
 from ensbridge.recipes.recipe import Recipe
 from ensbridge.scores import Scores, read_scores
 from ensbridge.train.checkpoint import RunFolder
+from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.distill import distill_steps
-from ensbridge.train.fit import FitConfig, Progress, derive_seed, fit
+from ensbridge.train.fit import Progress, fit
 
 T = TypeVar("T")
 WORKERS = 2

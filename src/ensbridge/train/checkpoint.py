@@ -1,7 +1,7 @@
 """Run folders: configuration, log and checkpoints that survive being killed at any moment.
 
 A checkpoint is one safetensors file, written to a temporary name, flushed to disk and renamed, so that a
-whole file or none is there. Its header carries the step and a checksum of its tensors.
+whole file or none is there. Its header carries the step and a checksum of all that the file holds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEEP = 2  # The newest and one to fall back on.
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors and their metadata atomically as one safetensors file."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(held, {**metadata, "checksum": _checksum(held)}))
+    write_atomically(path, save(held, {**metadata, "checksum": _checksum(held, metadata)}))
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -36,15 +36,16 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path.name} is truncated or damaged ({error})") from error
-    if metadata.get("checksum") != _checksum(tensors):
-        raise ValueError(f"{path.name} is damaged: its tensors do not match its checksum")
+    if metadata.pop("checksum", None) != _checksum(tensors, metadata):
+        raise ValueError(f"{path.name} is damaged: it does not match its checksum")
     return tensors, metadata
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    value = 0
-    for name in sorted(tensors):
-        value = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), value))
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    value = zlib.crc32(repr(sorted(metadata.items())).encode())
+    for name, tensor in sorted(tensors.items()):
+        value = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), value)
+        value = zlib.crc32(tensor.numpy().tobytes(), value)
     return f"{value:08x}"
 
 
@@ -77,9 +78,12 @@ class RunFolder:
 
     def save(self, step: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         """Write the checkpoint of a step and drop those that are no longer needed."""
-        save_checkpoint(self.path / f"checkpoint-{step:09d}.safetensors", tensors, metadata)
-        for old in self._checkpoints()[:-KEEP]:
-            old.unlink()
+        newest = self.path / f"checkpoint-{step:09d}.safetensors"
+        save_checkpoint(newest, tensors, metadata)
+        # Those of later steps are damaged, or this run would have gone on from them.
+        kept = [path for path in self._checkpoints() if path <= newest][-KEEP:]
+        for path in set(self._checkpoints()) - set(kept):
+            path.unlink()
 
     def newest(self) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """The newest whole checkpoint; a damaged one is left aside with a warning."""

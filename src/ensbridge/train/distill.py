@@ -12,7 +12,8 @@ from ensbridge.data.loader import ImageSet
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.method import Together
 from ensbridge.methods.step_distillation import StepDistillation, halved
-from ensbridge.train.fit import FitConfig, Progress, fit
+from ensbridge.train.config import FitConfig
+from ensbridge.train.fit import Progress, fit
 
 Train = ImageSet | Tensor | tuple[Tensor, Tensor]
 Mode = Literal["direct", "progressive"]
@@ -20,16 +21,28 @@ Mode = Literal["direct", "progressive"]
 
 @overload
 def distill_steps(
-    bridges: DiffusionBridge, train: Train, config: FitConfig, run_dir: Path | str | None = None, *,
-    mode: Mode | None = None, weight: float = 0.5, progress: Progress | None = None,
-) -> DiffusionBridge: ...  # fmt: skip
+    bridges: DiffusionBridge,
+    train: Train,
+    config: FitConfig,
+    run_dir: Path | str | None = None,
+    *,
+    mode: Mode | None = None,
+    weight: float = 0.5,
+    progress: Progress | None = None,
+) -> DiffusionBridge: ...
 
 
 @overload
 def distill_steps(
-    bridges: Mapping[str, DiffusionBridge], train: Train, config: FitConfig, run_dir: Path | str | None = None, *,
-    mode: Mode | None = None, weight: float = 0.5, progress: Progress | None = None,
-) -> dict[str, DiffusionBridge]: ...  # fmt: skip
+    bridges: Mapping[str, DiffusionBridge],
+    train: Train,
+    config: FitConfig,
+    run_dir: Path | str | None = None,
+    *,
+    mode: Mode | None = None,
+    weight: float = 0.5,
+    progress: Progress | None = None,
+) -> dict[str, DiffusionBridge]: ...
 
 
 def distill_steps(

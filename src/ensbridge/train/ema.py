@@ -21,13 +21,14 @@ class Average:
         self._counters = [(self.tensors[name], live[name]) for name in counters]
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Follow the student after step `step`, counted from 0."""
-        torch._foreach_lerp_(self._average, self._live, 1 - self.rule.keep(step))
+    def follow(self, keep: Tensor | float) -> None:
+        """average ← keep·average + (1 - keep)·student; `keep` may live on the device."""
+        for average, live in zip(self._average, self._live, strict=True):
+            average += (live - average) * (1 - keep)
         for kept, live in self._counters:
             kept.copy_(live)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take up the average of a checkpoint."""
+        """Take up the average of a checkpoint, in place."""
         for name, tensor in tensors.items():
             self.tensors[name].copy_(tensor)

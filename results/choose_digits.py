@@ -1,0 +1,189 @@
+"""How the quick start's settings were chosen: cross-validation on its training and validation images alone.
+
+    python results/choose_digits.py task       noise, weight decay and length of the members
+    python results/choose_digits.py bridge     temperature, mixup, noise and length of the bridge
+
+The 800 images that are not the test split are cut into four folds; members and bridges are trained on three
+and measured on the fourth, for two seeds, all folds' predictions pooled. The test split is never loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import sys
+from dataclasses import replace
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from ensbridge.data import Augment, ImageSet, load_digits
+from ensbridge.data.digits import NOISE
+from ensbridge.ensemble import Ensemble, ensemble_logit
+from ensbridge.evaluation import predict
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.methods import DeepEnsemble, DiffusionBridge, Together
+from ensbridge.metrics import nll_per_image
+from ensbridge.recipes.digits import digits
+from ensbridge.recipes.run import build
+from ensbridge.schedule import TemperatureLaw
+from ensbridge.train.config import derive_seed
+from ensbridge.train.distill import distill_steps
+from ensbridge.train.fit import fit
+
+FOLDS, SEEDS, MEMBERS = 4, 1, 3
+TASK = [
+    {"sensor": noise, "weight_decay": decay, "epochs": epochs}
+    for noise in (0.2, 0.3)
+    for decay in (0.0, 5e-4, 1e-3)
+    for epochs in (20, 30)
+]
+BRIDGE = [
+    {"T": 1.5},
+    {"T": 2.0, "noise": 0.1},
+    {"T": 3.0},
+    {"T": 2.0, "mixup": 1.0},
+    {"T": 2.0},
+    {"T": 4.0},
+]
+
+
+def folds(noise: float, fold: int) -> tuple[ImageSet, ImageSet]:
+    """The training and the held-out part of a fold."""
+    train, val, _ = load_digits(noise)
+    images, labels = torch.cat([train.images, val.images]), torch.cat([train.labels, val.labels])
+    held = torch.arange(len(images)) % FOLDS == fold
+    return ImageSet(images[~held], labels[~held]), ImageSet(images[held], labels[held])
+
+
+def member_job(job: tuple[dict, int, int, int]) -> tuple[torch.Tensor, dict]:
+    """Train one member; its held-out logits and its weights."""
+    variant, fold, seed, index = job
+    torch.set_num_threads(1)
+    recipe = digits()
+    train, held = folds(variant.get("sensor", NOISE), fold)
+    net = build(recipe.member, derive_seed(seed, "member", index))
+    config = replace(
+        recipe.member_fit,
+        seed=derive_seed(seed, "member", index),
+        epochs=variant.get("epochs", recipe.member_fit.epochs),
+        weight_decay=variant.get("weight_decay", recipe.member_fit.weight_decay),
+    )
+    fit(DeepEnsemble([net]), train, config)
+    return predict(net, held), net.state_dict()
+
+
+def bridge_job(job: tuple[dict, int, int, list[dict]]) -> dict[str, torch.Tensor]:
+    """Train bridge, control and KL bridge of a variant; each one's held-out NLL for each image."""
+    variant, fold, seed, weights = job
+    torch.set_num_threads(1)
+    recipe = digits()
+    train, held = folds(NOISE, fold)
+    nets = [recipe.member() for _ in weights]
+    for net, state in zip(nets, weights, strict=True):
+        net.load_state_dict(state)
+    ensemble = Ensemble(nets).eval()
+    config = replace(
+        recipe.bridge,
+        temperature=TemperatureLaw(base=variant["T"]),
+        ema=variant.get("ema", recipe.bridge.ema),
+    )
+    augment = Augment(mixup=variant.get("mixup", 0.4), noise=variant.get("noise", 0.0))
+    long = replace(
+        recipe.bridge_fit,
+        augment=augment,
+        seed=derive_seed(seed, "bridge"),
+        lr=variant.get("lr", recipe.bridge_fit.lr),
+        epochs=variant.get("epochs", recipe.bridge_fit.epochs),
+    )
+    short = replace(recipe.distill_fit, augment=augment, seed=derive_seed(seed, "bridge"), lr=long.lr / 10)
+
+    def method(**options) -> DiffusionBridge:
+        net = build(lambda: recipe.score(config.z_input), derive_seed(seed, "score"))
+        return DiffusionBridge(ensemble, net, recipe.feature, config=config, **options)
+
+    walked = {"bridge": method(), "control": method(target=(0,))}
+    straight = {"kl": method(loss="kl")}
+    images = train.without_labels()
+    fit(Together({**walked, **straight}), images, long)
+    one = distill_steps(walked, images, short)
+    models = {"5 steps": walked["bridge"], "1 step": one["bridge"], "control": one["control"], **straight}
+    return {
+        name: nll_per_image(predict(FastEnsemble.of(model), held), held.labels)
+        for name, model in models.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("study", choices=["task", "bridge"])
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--variants", type=int, default=None, help="only the first so many")
+    arguments = parser.parse_args()
+    variants = (TASK if arguments.study == "task" else BRIDGE)[: arguments.variants]
+    runs = list(itertools.product(range(FOLDS), range(SEEDS)))
+    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+        if arguments.study == "task":
+            study_task(pool, variants, runs)
+        else:
+            study_bridge(pool, variants, runs)
+
+
+def study_task(pool, variants: list[dict], runs: list[tuple[int, int]]) -> None:
+    jobs = [(v, fold, seed, index) for v in variants for fold, seed in runs for index in range(MEMBERS)]
+    results = iter(pool.map(member_job, jobs, chunksize=1))
+    print("noise  decay  epochs   DE-1   DE-2   DE-3   DE-1's distance to DE-3")
+    for variant in variants:
+        ladder = torch.zeros(MEMBERS)
+        for fold, _ in runs:
+            logits = torch.stack([next(results)[0] for _ in range(MEMBERS)])
+            labels = folds(variant["sensor"], fold)[1].labels
+            for count in range(1, MEMBERS + 1):
+                log_probs = ensemble_logit(logits[:count]).log_softmax(-1)
+                ladder[count - 1] += nll_per_image(log_probs, labels).mean() / len(runs)
+        one, two, three = ladder.tolist()
+        share = f"{(one - three) / one:6.1%}"
+        print(f"{variant['sensor']:5.2f} {variant['weight_decay']:6.4f} {variant['epochs']:6d}", end="  ")
+        print(f" {one:.3f}  {two:.3f}  {three:.3f}  {share}", flush=True)
+
+
+def study_bridge(pool, variants: list[dict], runs: list[tuple[int, int]]) -> None:
+    print("held-out NLL, and in brackets the share of the distance from DE-1 to DE-3 that is closed")
+    ready: dict[float, tuple[dict, float, float]] = {}
+    for variant in variants:
+        decay = variant.get("weight_decay", digits().member_fit.weight_decay)
+        if decay not in ready:
+            ready[decay] = trained_members(pool, decay, runs)
+            print(
+                f"members with decay {decay:g}: DE-1 {ready[decay][1]:.4f}  DE-3 {ready[decay][2]:.4f}",
+                flush=True,
+            )
+        weights, nll_one, nll_three = ready[decay]
+        parts = pool.map(bridge_job, [(variant, *run, weights[run]) for run in runs], chunksize=1)
+        cells = []
+        for name in parts[0]:
+            value = torch.cat([part[name] for part in parts]).mean().item()
+            cells.append(f"{name} {value:.4f} ({(nll_one - value) / (nll_one - nll_three):+.2f})")
+        print(", ".join(f"{k}={v}" for k, v in variant.items()).ljust(20), "  ".join(cells), flush=True)
+
+
+def trained_members(pool, decay: float, runs: list[tuple[int, int]]) -> tuple[dict, float, float]:
+    """Members' weights for each run, and the pooled NLL of DE-1 and DE-3."""
+    jobs = [({"weight_decay": decay}, fold, seed, index) for fold, seed in runs for index in range(MEMBERS)]
+    trained = iter(pool.map(member_job, jobs, chunksize=1))
+    weights, one, three = {}, [], []
+    for fold, seed in runs:
+        members = [next(trained) for _ in range(MEMBERS)]
+        weights[fold, seed] = [state for _, state in members]
+        labels = folds(NOISE, fold)[1].labels
+        logits = torch.stack([each for each, _ in members])
+        one.append(nll_per_image(logits[0], labels))
+        three.append(nll_per_image(ensemble_logit(logits).log_softmax(-1), labels))
+    return weights, torch.cat(one).mean().item(), torch.cat(three).mean().item()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

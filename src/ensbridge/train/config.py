@@ -1,0 +1,86 @@
+"""How a student is trained, and the order and randomness that its seed decides."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ensbridge.data.augment import Augment
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """How to train: the rate falls along a cosine to 0 over all steps, after an optional linear warm-up.
+
+    `seed` decides the order of images and every draw. `checkpoint_every` and `log_every` count steps and
+    may be changed between the runs on one folder.
+
+    >>> FitConfig(epochs=2, batch_size=50, lr=0.1).total_steps(600)
+    24
+    """
+
+    epochs: float
+    batch_size: int
+    lr: float
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    warmup_lr: float = 0.0
+    augment: Augment = field(default_factory=Augment)
+    seed: int = 0
+    checkpoint_every: int = 200
+    log_every: int = 20
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("adam", "sgd"):
+            raise ValueError(f"optimizer is {self.optimizer!r}; it must be 'adam' or 'sgd'")
+        for name in ("epochs", "batch_size", "lr", "checkpoint_every", "log_every"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+
+    def total_steps(self, images: int) -> int:
+        """How many steps a set of so many images is trained for."""
+        return max(1, round(self.epochs * images / self.batch_size))
+
+    def lr_at(self, step: int, total: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return self.warmup_lr + (self.lr - self.warmup_lr) * step / self.warmup_steps
+        return self.lr * 0.5 * (1 + math.cos(math.pi * step / total))
+
+    def indices(self, images: int, step: int) -> Tensor:
+        """Which of so many images make the batch of a step: a function of the seed and the step alone.
+
+        Epochs follow each other without a gap, each with every image once in an order of its own.
+
+        >>> config = FitConfig(epochs=1, batch_size=2, lr=0.1)
+        >>> sorted(torch.cat([config.indices(6, step) for step in range(3)]).tolist())
+        [0, 1, 2, 3, 4, 5]
+        """
+        positions = torch.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        epochs = positions // images
+        first, last = int(epochs[0]), int(epochs[-1])
+        orders = torch.cat([_order(images, self.seed, epoch) for epoch in range(first, last + 1)])
+        return orders[positions - first * images]
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed that depends on every part, the same on every machine.
+
+    >>> derive_seed(0, "member", 1) != derive_seed(0, "member", 2)
+    True
+    """
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "little") >> 1
+
+
+@lru_cache(maxsize=16)
+def _order(images: int, seed: int, epoch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
+    return torch.randperm(images, generator=generator)

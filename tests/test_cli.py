@@ -1,0 +1,283 @@
+"""The command line as a user meets it: help, one sentence for bad input, nothing left when it is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import _runs
+import ensbridge
+from ensbridge import cli
+from ensbridge.scores import Row, Scores
+
+TOKEN = "ENSBRIDGE_TEST_TOKEN"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment, in which the package is found from any folder."""
+    package = str(Path(ensbridge.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": package, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **more}
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "ensbridge", *map(str, words)]
+
+
+def run(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words), cwd=folder, env=environment(), capture_output=True, text=True, check=False
+    )
+
+
+def one_sentence(stderr: str) -> str:
+    """The only line on standard error."""
+    (line,) = stderr.splitlines()
+    assert line.startswith("ensbridge: ")
+    return line
+
+
+# ------------------------------------------------------------------------------ help
+
+
+def test_help_lists_the_commands(tmp_path: Path) -> None:
+    done = run(tmp_path, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "quickstart" in done.stdout
+    assert "--version" in done.stdout
+
+
+def test_help_of_a_command_has_an_example_and_every_option(tmp_path: Path) -> None:
+    done = run(tmp_path, "quickstart", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    example = re.search(r"Example: ensbridge (.*)", done.stdout)
+    assert example
+    assert example[1].split()[0] == "quickstart"
+    for option in ("--out", "--seed", "--quiet", *re.findall(r"--\w+", example[1])):
+        assert re.search(rf"^ +{option}\b", done.stdout, re.MULTILINE), option
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_version(tmp_path: Path) -> None:
+    done = run(tmp_path, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"ensbridge {ensbridge.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["quickstart", "--colour", "red"], "--colour"),
+        (["quickstart", "--seed", "many"], "--seed"),
+        (["slowstart"], "slowstart"),
+    ],
+)
+def test_what_it_does_not_know_is_named(words: list[str], named: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    done = run(tmp_path, "quickstart", "--out", "taken")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "taken is a file where a folder is expected" in one_sentence(done.stderr)
+    assert _runs.contents(tmp_path) == {"taken": b"mine"}
+
+
+def in_process(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
+    """The exit code of `main`, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["ensbridge", *map(str, words)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def run_recipe(*_: object) -> None:
+        raise error
+
+    return run_recipe
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ValueError("lr is 0; it must be above 0"), 2, "lr is 0; it must be above 0"),
+        (PermissionError(13, "Permission denied", "/root/run"), 2, "Permission denied: '/root/run'"),
+        (FloatingPointError("the loss is nan at step 7"), 1, "the loss is nan at step 7"),
+        (KeyboardInterrupt(), 130, "interrupted; run the same command again to go on"),
+    ],
+)
+def test_errors_become_one_sentence_and_an_exit_code(
+    error: BaseException,
+    code: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("ensbridge.recipes.run_recipe", raising(error))
+    assert in_process(monkeypatch, "quickstart", "--out", tmp_path) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in one_sentence(captured.err)
+
+
+def test_a_mistake_of_the_program_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensbridge.recipes.run_recipe", raising(ZeroDivisionError("a bug")))
+    monkeypatch.setattr(sys, "argv", ["ensbridge", "quickstart", "--out", str(tmp_path)])
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        cli.main()
+
+
+# ------------------------------------------------------------------------------ a whole command
+
+
+def row(model: str, members: int, nll: float, **values: Any) -> Row:
+    common: dict[str, Any] = {"bridges": 0, "steps": 0, "macs": 10, "macs_ratio": 1.0, "params": 10}
+    common |= {"params_ratio": 1.0, "acc": 90.0, "brier": 0.1, "ece": 0.01, "cnll": nll, "temperature": 1.1}
+    common |= {"dee": float(members), "gap": None, "gap_error": None}
+    return Row(model=model, members=members, nll=nll, **{**common, **values})
+
+
+SCORES = Scores(
+    "digits",
+    3,
+    10,
+    {"python": "3"},
+    (
+        row("DE-1", 1, 0.4),
+        row("DE-2", 2, 0.3),
+        row("+1 DBN", 2, 0.32, bridges=1, steps=1, dee=1.8, gap=0.8, gap_error=0.1),
+        row("control", 1, 0.35, bridges=1, steps=1, dee=1.5, gap=0.5, gap_error=0.1),
+    ),
+)
+
+
+def test_quickstart_prints_the_table_and_writes_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def run_recipe(recipe: Any, out: Path, seed: int, reporter: Any) -> Scores:
+        asked.extend([recipe.name, out, seed])
+        advance = reporter.stage("members", 10)
+        advance(4)
+        return SCORES
+
+    monkeypatch.setattr("ensbridge.recipes.run_recipe", run_recipe)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert in_process(monkeypatch, "quickstart", "--out", tmp_path, "--seed", "3") == 0
+    captured = capsys.readouterr()
+    assert asked == ["digits", tmp_path, 3]
+    for each in SCORES.rows:
+        assert each.model in captured.out
+    lines = captured.out.splitlines()
+    assert lines[-2:] == [str(tmp_path / "scores.json"), str(tmp_path / "report.html")]
+    assert "digits" in (tmp_path / "report.html").read_text()
+    assert captured.err == ""  # no bars where there is no terminal
+
+
+# ------------------------------------------------------------------------------ killed and interrupted
+
+
+def marked(token: str) -> set[int]:
+    """The running processes that inherited a token in their environment."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and token.encode() in (entry / "environ").read_bytes():
+                found.add(int(entry.name))
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
+
+
+class Started:
+    """A quick start in the middle of its training."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.token = out, uuid.uuid4().hex
+        # Where the tests run in the background, interrupts are ignored, and a child would inherit that.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.process = subprocess.Popen(
+            command("quickstart", "--out", out, "--quiet"),
+            env=environment(**{TOKEN: self.token}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        signal.signal(signal.SIGINT, before)
+        while not (out / "member-1" / "config.json").exists():
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.05)
+
+    def end(self, how: signal.Signals) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error after a signal."""
+        self.process.send_signal(how)
+        output, errors = self.process.communicate()
+        return self.process.returncode, output, errors
+
+    def left_behind(self) -> set[int]:
+        """What still runs, after a while in which children may notice that they are orphans."""
+        for _ in range(40):
+            if not (left := marked(self.token)):
+                break
+            time.sleep(0.05)
+        return left
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    started = Started(tmp_path_factory.mktemp("quickstart") / "run")
+    try:
+        if Path("/proc/self/environ").exists():
+            assert started.process.pid in marked(started.token)
+        started.end(signal.SIGKILL)
+        yield started
+    finally:
+        started.process.kill()
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
+def test_a_killed_run_leaves_no_process_behind(killed: Started) -> None:
+    assert killed.process.returncode == -signal.SIGKILL
+    assert not killed.left_behind()
+    assert not (killed.out / "scores.json").exists()
+
+
+def test_a_folder_made_with_another_seed_is_refused_and_left_alone(killed: Started) -> None:
+    before = _runs.contents(killed.out)
+    done = run(killed.out.parent, "quickstart", "--out", killed.out.name, "--seed", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "seed is 0 there and 1 here" in one_sentence(done.stderr)
+    assert _runs.contents(killed.out) == before
+    assert [path.name for path in killed.out.parent.iterdir()] == [killed.out.name]
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    started = Started(tmp_path / "run")
+    try:
+        code, output, errors = started.end(signal.SIGINT)
+    finally:
+        started.process.kill()
+    assert (code, output) == (130, "")
+    assert one_sentence(errors) == "ensbridge: interrupted; run the same command again to go on"
+    if Path("/proc/self/environ").exists():
+        assert not started.left_behind()

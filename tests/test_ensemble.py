@@ -1,0 +1,285 @@
+"""The ensemble is the mean softmax of its members, and its tap shows what the source really computed."""
+
+from __future__ import annotations
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+from torch import Tensor, nn
+
+import _tiny
+from ensbridge.ensemble import Ensemble, ensemble_logit
+from ensbridge.nets import run_tapped
+from ensbridge.nets.tap import StandingTap
+
+
+def hooks_of(net: nn.Module) -> int:
+    return sum(len(module._forward_hooks) for module in net.modules())
+
+
+class Raises(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("broken on purpose")
+
+
+# The ensemble's logit
+
+
+def test_its_softmax_is_the_members_mean_softmax() -> None:
+    logits = _tiny.logits(50, members=4)
+    expected = scipy.special.softmax(logits.numpy(), axis=-1).mean(0)
+    np.testing.assert_allclose(ensemble_logit(logits).softmax(-1).numpy(), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_huge_logits_stay_finite_and_right(dtype: torch.dtype) -> None:
+    signs = torch.randn(3, 40, 5, generator=_tiny.generator()).sign()
+    logits = (1e4 * signs + torch.randn(3, 40, 5, generator=_tiny.generator(1))).to(dtype)
+    result = ensemble_logit(logits)
+    assert result.dtype == dtype
+    assert result.isfinite().all()
+    # log p̄ in double, where p̄ itself would underflow
+    log_p = scipy.special.log_softmax(logits.double().numpy(), axis=-1)
+    log_mean = scipy.special.logsumexp(log_p, axis=0) - np.log(3)
+    expected = log_mean - log_mean.mean(-1, keepdims=True)
+    # Numbers of 1e4 have their last place there, whichever way they are computed.
+    last_place = 2e4 * torch.finfo(dtype).eps
+    np.testing.assert_allclose(result.numpy(), expected, rtol=0, atol=4 * last_place)
+    np.testing.assert_allclose(result.softmax(-1).numpy(), np.exp(log_mean), rtol=0, atol=4 * last_place)
+
+
+def test_it_is_centred_over_classes() -> None:
+    for scale in (1.0, 1e4):
+        sums = ensemble_logit(_tiny.logits(50, members=4, scale=scale)).sum(-1)
+        assert sums.abs().max() < 1e-13 * scale * 10
+
+
+def test_one_member_is_its_own_ensemble_but_for_the_centre() -> None:
+    logits = _tiny.logits(members=1)
+    expected = logits[0] - logits[0].mean(-1, keepdim=True)
+    torch.testing.assert_close(ensemble_logit(logits), expected, rtol=1e-13, atol=1e-13)
+
+
+def test_neither_the_members_order_nor_their_offsets_matter() -> None:
+    logits = _tiny.logits(members=4)
+    offsets = 10 * torch.randn(4, 6, 1, generator=_tiny.generator(), dtype=torch.float64)
+    torch.testing.assert_close(ensemble_logit(logits.flip(0) + offsets), ensemble_logit(logits))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (0, 2, 3), (1, 2, 3, 4)])
+def test_logits_that_are_not_of_members_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=re.escape(str(shape))):
+        ensemble_logit(torch.zeros(shape))
+
+
+# Many members, one call
+
+
+def mixed_members() -> list[nn.Module]:
+    """Three kinds of classifiers of the same classes."""
+    with _tiny.seeded(2):
+        linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, _tiny.CLASSES))
+    return [_tiny.member(0), _tiny.batch_norm_member(1), linear]
+
+
+@torch.no_grad()
+def test_members_of_any_kind_are_averaged() -> None:
+    members, images = mixed_members(), _tiny.images()
+    ensemble = Ensemble(members).double()
+    images = images.double()
+    each = torch.stack([member(images) for member in members])
+    assert ensemble.member_logits(images).equal(each)
+    torch.testing.assert_close(ensemble(images).softmax(-1), each.softmax(-1).mean(0), rtol=1e-13, atol=0)
+    assert len(ensemble) == 3
+    assert ensemble.source is members[0]
+
+
+@torch.no_grad()
+def test_the_first_members_are_the_smaller_ensemble_and_share_weights() -> None:
+    members, images = mixed_members(), _tiny.images()
+    first = Ensemble(members).first(2)
+    assert list(first.members) == members[:2]
+    mean = torch.stack([member(images).softmax(-1) for member in members[:2]]).mean(0)
+    torch.testing.assert_close(first(images).softmax(-1), mean)
+    assert len(Ensemble(members).first(3)) == 3
+
+
+@pytest.mark.parametrize("count", [0, -1, 4])
+def test_more_members_than_there_are_cannot_be_asked_for(count: int) -> None:
+    with pytest.raises(ValueError, match=rf"first {count} members .* has 3"):
+        _tiny.ensemble(3).first(count)
+
+
+def test_half_precision_members_are_averaged_in_float32() -> None:
+    members = [nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).bfloat16() for _ in range(2)]
+    images = _tiny.images().bfloat16()
+    assert Ensemble(members)(images).dtype == torch.float32
+    assert Ensemble(members).observe(images, "0").logits.dtype == torch.float32
+
+
+def test_an_ensemble_of_nobody_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 members"):
+        Ensemble([])
+
+
+def test_members_of_different_classes_are_refused_with_their_shapes() -> None:
+    ensemble = Ensemble([_tiny.member(0), _tiny.member(1, classes=4)])
+    for call in (ensemble, ensemble.member_logits, lambda images: ensemble.observe(images, _tiny.FEATURE)):
+        with pytest.raises(ValueError, match=re.escape("member 1: (6, 3), member 2: (6, 4)")):
+            call(_tiny.images())
+
+
+def test_outputs_that_are_not_logits_are_refused_with_their_shape() -> None:
+    with pytest.raises(ValueError, match=re.escape("(6, 8, 6, 6)")):
+        Ensemble([nn.Conv2d(3, 8, 3)])(_tiny.images())
+
+
+# Observation
+
+
+def test_observing_gives_every_members_logits_and_the_sources_own_feature() -> None:
+    members, images = mixed_members(), _tiny.images()
+    ensemble = Ensemble(members)
+    seen = ensemble.observe(images, _tiny.FEATURE)
+    source = members[0]
+    expected = source.stages[0][0](source.stem((images - source.mean) / source.std))
+    torch.testing.assert_close(seen.feature, expected, rtol=0, atol=0)
+    torch.testing.assert_close(seen.logits, ensemble.member_logits(images), rtol=0, atol=0)
+    assert not seen.feature.requires_grad
+    assert not seen.logits.requires_grad
+    assert hooks_of(ensemble) == 0
+
+
+def test_observing_runs_each_member_once() -> None:
+    members, calls = mixed_members(), []
+    for index, member in enumerate(members):
+        member.register_forward_hook(lambda *_, index=index: calls.append(index))
+    Ensemble(members).observe(_tiny.images(), _tiny.FEATURE)
+    assert sorted(calls) == [0, 1, 2]
+
+
+# The tap
+
+
+@pytest.mark.parametrize("feature", ["stem", "stages.0", "stages.1.0.conv1", "head"])
+def test_the_tap_is_the_modules_own_output_in_the_same_pass(feature: str) -> None:
+    net, images = _tiny.member(), _tiny.images()
+    outputs: list[Tensor] = []
+    handle = net.get_submodule(feature).register_forward_hook(lambda *args: outputs.append(args[2]))
+    logits, tapped = run_tapped(net, feature, images)
+    handle.remove()
+    assert len(outputs) == 1
+    assert tapped is outputs[0]
+    torch.testing.assert_close(logits, net(images), rtol=0, atol=0)
+    assert hooks_of(net) == 0
+
+
+@pytest.mark.parametrize("feature", ["layer9", "stages.0.7", ""])
+def test_an_unknown_feature_is_refused_with_what_there_is(feature: str) -> None:
+    net = _tiny.member()
+    with pytest.raises(ValueError, match=re.escape(repr(feature))) as error:
+        run_tapped(net, feature, _tiny.images())
+    for name, _ in net.named_children():
+        assert re.search(rf"\b{name}\b", str(error.value).split("it has:")[1])
+    assert ("stages.0" in str(error.value).split("it has:")[1]) == ("." in feature)
+    assert hooks_of(net) == 0
+
+
+def test_a_feature_that_runs_twice_is_refused() -> None:
+    layer = nn.Linear(4, 4)
+    net = nn.Sequential(nn.Flatten(), layer, layer)
+    with pytest.raises(ValueError, match="'1' ran 2 times"):
+        run_tapped(net, "1", torch.rand(2, 4))
+    assert hooks_of(net) == 0
+
+
+def test_a_feature_that_never_runs_is_refused() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    with pytest.raises(ValueError, match="'idle' ran 0 times"):
+        run_tapped(Idle(), "idle", torch.rand(2, 4))
+
+
+def test_an_exception_inside_the_network_leaves_no_hook_behind() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), Raises())
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        run_tapped(net, "0", torch.rand(2, 4))
+    assert hooks_of(net) == 0
+
+
+def test_two_threads_in_one_network_each_get_their_own_feature() -> None:
+    class Meet(nn.Module):
+        """Both threads are inside the network, hooks set, before either goes on."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.barrier = threading.Barrier(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.barrier.wait(timeout=30)
+            return x
+
+    net = nn.Sequential(Meet(), nn.Linear(4, 8), Meet(), nn.Linear(8, 3))
+
+    def run(seed: int) -> None:
+        generator = _tiny.generator(seed)
+        for _ in range(50):
+            images = torch.rand(2, 4, generator=generator)
+            logits, feature = run_tapped(net, "1", images)
+            torch.testing.assert_close(feature, net[1](images), rtol=0, atol=0)
+            torch.testing.assert_close(logits, net[3](feature), rtol=0, atol=0)
+
+    with ThreadPoolExecutor(2) as pool:
+        for outcome in [pool.submit(run, seed) for seed in (0, 1)]:
+            outcome.result()
+    assert hooks_of(net) == 0
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+@pytest.mark.parametrize("what", ["function", "network"])
+def test_the_tap_works_in_compiled_code(what: str) -> None:
+    torch.compiler.reset()
+    with _tiny.seeded(0):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.SiLU(), nn.Linear(8, 3))
+    call = run_tapped
+    if what == "function":
+        call = torch.compile(run_tapped, backend="eager")
+    else:
+        net.compile(backend="eager")
+    for seed in range(3):
+        images = torch.rand(2, 3, 2, 2, generator=_tiny.generator(seed))
+        logits, feature = call(net, "1", images)
+        torch.testing.assert_close(feature, net[1](images.flatten(1)))
+        torch.testing.assert_close(logits, net[3](net[2](feature)))
+    assert hooks_of(net) == 0
+    torch.compiler.reset()
+
+
+def test_a_standing_tap_gives_the_same_in_one_compiled_graph_until_it_is_closed() -> None:
+    torch.compiler.reset()
+    with _tiny.seeded(0):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.SiLU(), nn.Linear(8, 3))
+    tap = StandingTap(net, "1")
+    compiled = torch.compile(tap, backend="eager", fullgraph=True)
+    for seed in range(3):
+        images = torch.rand(2, 3, 2, 2, generator=_tiny.generator(seed))
+        logits, feature = net(images), net[1](images.flatten(1))
+        for call in (tap, compiled):
+            found = call(images)
+            torch.testing.assert_close(found[0], logits)
+            torch.testing.assert_close(found[1], feature)
+    assert hooks_of(net) == 1
+    tap.close()
+    assert hooks_of(net) == 0
+    torch.compiler.reset()

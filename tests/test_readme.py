@@ -1,0 +1,27 @@
+"""The README's Python runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_readmes_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    table = capsys.readouterr().out
+    assert [line.split()[0] for line in table.splitlines()[2:]] == ["one", "ensemble", "bridge"]
+
+
+def test_the_readme_names_the_two_commands_and_no_placeholder_is_left() -> None:
+    text = README.read_text()
+    assert "make quickstart" in text
+    assert "make test" in text
+    assert "@@" not in text
+
+
+def test_every_file_that_the_readme_links_exists() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README.read_text()):
+        assert (README.parent / target).exists(), target

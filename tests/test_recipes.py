@@ -1,0 +1,307 @@
+"""A whole recipe, scaled down to seconds: the same seed gives the same bytes, however often it is stopped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import _runs
+from ensbridge.data import Augment, Splits
+from ensbridge.nets import ResNet, ScoreNet
+from ensbridge.nets.score import ZInput
+from ensbridge.recipes import Recipe, digits, run_recipe
+from ensbridge.recipes.run import build, describe, side_by_side
+from ensbridge.scores import read_scores
+
+STAGES = ["members", "bridges"]
+
+
+def load() -> Splits:
+    return Splits(_runs.data(0, 40), _runs.data(1, 20), _runs.data(2, 30))
+
+
+def member() -> nn.Module:
+    return ResNet((1,), (8,), 3, stem=8, mean=(0.5,), std=(0.3,))
+
+
+def score(z_input: ZInput) -> ScoreNet:
+    return ScoreNet(3, 8, [(1, 8, 1, 1)], 8, z_input=z_input)
+
+
+def tiny(**changes: Any) -> Recipe:
+    """The digits' recipe with networks, data and times that are tiny."""
+    recipe = digits()
+    small = {"epochs": 0.5, "batch_size": 5, "checkpoint_every": 2, "log_every": 1}  # 4 steps
+    return replace(
+        recipe,
+        **{
+            "load": load,
+            "member": member,
+            "score": score,
+            "feature": "stages.0.0",
+            "members": 3,
+            "target": 2,
+            "member_fit": replace(recipe.member_fit, **small),
+            "bridge_fit": replace(recipe.bridge_fit, **small),
+            "distill_fit": replace(recipe.distill_fit, **small),
+            **changes,
+        },
+    )
+
+
+class Heard:
+    """A reporter that remembers what it heard and may stop the run at a step of a stage."""
+
+    def __init__(self, stop: tuple[str, int] | None = None) -> None:
+        self.stages: dict[str, tuple[int, list[int]]] = {}
+        self.stop = stop
+        self.lock = threading.Lock()
+
+    def stage(self, name: str, total: int) -> Callable[[int], None]:
+        done: list[int] = []
+        self.stages[name] = (total, done)
+
+        def advance(steps: int) -> None:
+            with self.lock:
+                done.append(steps)
+                stop = (name, len(done)) == self.stop
+            if stop:
+                raise ConnectionError("stopped by the test")
+
+        return advance
+
+
+def results(folder: Path) -> bytes:
+    return (folder / "scores.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("recipe") / "run"
+    run_recipe(tiny(), folder, seed=3)
+    return folder
+
+
+# ------------------------------------------------------------------------------ the whole chain
+
+
+def test_rows_come_in_their_order(whole: Path) -> None:
+    scores = read_scores(whole)
+    bridges = ["+1 DBN (5 steps)", "+1 DBN", "+1 DBN (KL)", "control"]
+    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *bridges]
+    assert [row.members for row in scores.rows] == [1, 2, 3, 2, 2, 2, 1]
+    assert [row.bridges for row in scores.rows] == [0, 0, 0, 1, 1, 1, 1]
+    assert [row.steps for row in scores.rows] == [0, 0, 0, 5, 1, 1, 1]
+    assert [row.dee for row in scores.rows[:3]] == [1.0, 2.0, 3.0]
+    assert [row.gap is None for row in scores.rows] == [True] * 3 + [False] * 4
+    assert all(row.cnll is not None for row in scores.rows)
+    assert (scores.dataset, scores.seed, scores.classes) == ("digits", 3, 3)
+    assert len({row.nll for row in scores.rows}) == 7  # each row is a network of its own
+
+
+def test_the_same_seed_gives_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+    torch.manual_seed(99)  # whatever the global randomness
+    returned = run_recipe(tiny(), tmp_path, seed=3)
+    assert results(tmp_path) == results(whole)
+    assert returned == read_scores(tmp_path)
+
+
+def test_another_seed_gives_other_scores(whole: Path, tmp_path: Path) -> None:
+    run_recipe(tiny(), tmp_path, seed=4)
+    here, there = read_scores(tmp_path), read_scores(whole)
+    assert all(a.nll != b.nll for a, b in zip(here.rows, there.rows, strict=True))
+
+
+@pytest.mark.parametrize(("stage", "step"), [("members", 1), ("members", 7), ("bridges", 3), ("bridges", 10)])
+def test_stopped_midway_and_run_again_it_gives_the_same_bytes(
+    stage: str, step: int, whole: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConnectionError, match="stopped by the test"):
+        run_recipe(tiny(), tmp_path, 3, Heard((stage, step)))
+    assert not (tmp_path / "scores.json").exists()
+    run_recipe(tiny(), tmp_path, 3)
+    assert results(tmp_path) == results(whole)
+
+
+def test_stopped_again_and_again(whole: Path, tmp_path: Path) -> None:
+    # At the first step that is heard: a later one may never come, as another thread may be far ahead.
+    for stage in ("members", "members", "bridges", "bridges"):
+        with pytest.raises(ConnectionError):
+            run_recipe(tiny(), tmp_path, 3, Heard((stage, 1)))
+    run_recipe(tiny(), tmp_path, 3)
+    assert results(tmp_path) == results(whole)
+
+
+def test_a_complete_run_is_read_and_nothing_else(whole: Path) -> None:
+    before, reporter = _runs.contents(whole), Heard()
+
+    def untouched() -> Any:
+        raise AssertionError("the data was loaded again")
+
+    scores = run_recipe(tiny(load=untouched), whole, 3, reporter)
+    assert scores == read_scores(whole)
+    assert reporter.stages == {}
+    assert _runs.contents(whole) == before
+
+
+def test_the_reporter_hears_every_step(tmp_path: Path) -> None:
+    reporter = Heard()
+    run_recipe(tiny(), tmp_path, 0, reporter)
+    assert list(reporter.stages) == STAGES
+    total, steps = reporter.stages["members"]
+    assert (total, steps) == (12, [1] * 12)
+    assert all(step == 1 for step in reporter.stages["bridges"][1])
+
+
+def test_the_callers_threads_and_randomness_return(tmp_path: Path) -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        run_recipe(tiny(), tmp_path, 3)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_members_differ_in_start_and_order(whole: Path) -> None:
+    logs = [(whole / f"member-{index}" / "log.jsonl").read_text() for index in (1, 2, 3)]
+    assert len(set(logs)) == 3
+
+
+def test_a_build_is_a_function_of_its_seed() -> None:
+    one, same, other = (build(member, seed).state_dict() for seed in (1, 1, 2))
+    assert _runs.same(one, same)
+    assert not _runs.same(one, other)
+
+
+# ------------------------------------------------------------------------------ another recipe's folder
+
+
+def changed(value: Any) -> Any:
+    """Another value of the same kind."""
+    others = {"adam": "sgd", "sgd": "adam", "grid": "uniform", "image": "batch", "mean": "drawn"}
+    others |= {"none": "dead", "exact": "released", "direct": "progressive"}
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return others.get(value, value + "x")
+    return value / 2 if isinstance(value, float) and value else value + 1
+
+
+def variations(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """Every copy of a dataclass in which one field, however deep, differs; functions are left as they are."""
+    found: list[tuple[str, Any]] = []
+    for each in fields(value):
+        inner, label = getattr(value, each.name), f"{name}{each.name}"
+        if is_dataclass(inner):
+            found += [
+                (place, replace(value, **{each.name: other}))
+                for place, other in variations(inner, f"{label}.")
+            ]
+        elif not callable(inner) and each.name not in ("checkpoint_every", "log_every"):
+            found.append((label, replace(value, **{each.name: changed(inner)})))
+    return found
+
+
+def test_there_are_many_ways_to_change_a_recipe() -> None:
+    places = [place for place, _ in variations(tiny())]
+    assert {"feature", "target", "member_fit.lr", "bridge_fit.augment.mixup", "bridge.temperature.base"} <= {
+        *places
+    }
+
+
+@pytest.mark.parametrize(("place", "other"), [pytest.param(*each, id=each[0]) for each in variations(tiny())])
+def test_whatever_decides_the_numbers_is_described(place: str, other: Recipe) -> None:
+    assert describe(other) != describe(tiny())
+
+
+def test_another_recipe_or_seed_is_refused_and_nothing_changes(whole: Path) -> None:
+    before, reporter = _runs.contents(whole), Heard()
+    recipe = tiny()
+    others = [
+        (recipe, 4, "seed is 3 there and 4 here"),
+        (replace(recipe, target=3), 3, "target is 2 there and 3 here"),
+        (
+            replace(recipe, bridge_fit=replace(recipe.bridge_fit, lr=0.5)),
+            3,
+            r"bridge_fit.lr is .* and 0\.5 here",
+        ),
+        (
+            replace(recipe, bridge_fit=replace(recipe.bridge_fit, augment=Augment(mixup=0.7))),
+            3,
+            r"bridge_fit.augment.mixup is .* and 0\.7 here",
+        ),
+    ]
+    for other, seed, words in others:
+        with pytest.raises(ValueError, match=words):
+            run_recipe(other, whole, seed, reporter)
+    assert reporter.stages == {}
+    assert _runs.contents(whole) == before
+
+
+def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(ValueError, match="taken is a file"):
+        run_recipe(tiny(), tmp_path / "taken")
+    assert _runs.contents(tmp_path) == {"taken": b"mine"}
+
+
+# ------------------------------------------------------------------------------ threads
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_in_one_thread_stops_the_others_and_surfaces(failing: int) -> None:
+    # Also where the job that fails was given after the one that goes on.
+    begun, finished = threading.Event(), []
+
+    def long(progress: Callable[[int, int, float], None]) -> None:
+        begun.set()
+        for step in range(1, 2000):
+            progress(step, 2000, 0.0)
+            threading.Event().wait(0.001)
+        finished.append("long")
+
+    def broken(progress: Callable[[int, int, float], None]) -> None:
+        begun.wait()
+        raise FloatingPointError("the loss is nan")
+
+    jobs = [broken, long, long] if failing == 0 else [long, broken, long]
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        side_by_side(jobs, lambda steps: None)
+    assert finished == []
+
+
+def test_jobs_all_run_and_their_steps_are_counted_once() -> None:
+    counted: list[int] = []
+
+    def job(progress: Callable[[int, int, float], None]) -> None:
+        for step in (3, 4, 5):  # goes on from step 2
+            progress(step, 5, 0.0)
+        for step in (1, 2):  # a second stage
+            progress(step, 2, 0.0)
+
+    side_by_side([job] * 5, counted.append)
+    assert sum(counted) == 5 * 7
+
+
+def test_an_error_in_a_member_surfaces_from_the_recipe(tmp_path: Path) -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.weight * images.mean((1, 2, 3), keepdim=True)[:, :, 0, 0] * float("nan")
+
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
+        run_recipe(tiny(member=Broken), tmp_path)
+    assert not (tmp_path / "scores.json").exists()
