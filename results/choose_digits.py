@@ -42,12 +42,8 @@ TASK = [
     for epochs in (20, 30)
 ]
 BRIDGE = [
-    {"T": 1.5},
-    {"T": 2.0, "noise": 0.1},
-    {"T": 3.0},
-    {"T": 2.0, "mixup": 1.0},
-    {"T": 2.0},
-    {"T": 4.0},
+    {"T": 2.0, "noise": 0.1, "lr": 8e-3, "distil_lr": 1e-3},
+    {"T": 2.0, "noise": 0.1, "lr": 4e-3, "distil_lr": 1e-3},
 ]
 
 
@@ -99,7 +95,7 @@ def bridge_job(job: tuple[dict, int, int, list[dict]]) -> dict[str, torch.Tensor
         lr=variant.get("lr", recipe.bridge_fit.lr),
         epochs=variant.get("epochs", recipe.bridge_fit.epochs),
     )
-    short = replace(recipe.distill_fit, augment=augment, seed=derive_seed(seed, "bridge"), lr=long.lr / 10)
+    short = replace(recipe.distill_fit, augment=augment, seed=derive_seed(seed, "bridge"), lr=variant.get("distil_lr", long.lr / 10))
 
     def method(**options) -> DiffusionBridge:
         net = build(lambda: recipe.score(config.z_input), derive_seed(seed, "score"))

@@ -79,7 +79,8 @@ def train_members(data: Splits, out: Path, chosen: list[int], epochs: float, bat
             out / f"member-{index}.safetensors",
         )
         print(
-            f"member {index}: validation acc {figures[0]:.4f} nll {figures[1]:.4f}, {time.time() - begun:.0f} s",
+            f"member {index}: validation acc {figures[0]:.4f} nll {figures[1]:.4f}",
+            f"in {time.time() - begun:.0f} s",
             flush=True,
         )
 

@@ -18,6 +18,7 @@ import pytest
 import _runs
 import ensbridge
 from ensbridge import cli
+from ensbridge.recipes import digits
 from ensbridge.scores import Row, Scores
 
 TOKEN = "ENSBRIDGE_TEST_TOKEN"
@@ -119,7 +120,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
     ("error", "code", "words"),
     [
         (ValueError("lr is 0; it must be above 0"), 2, "lr is 0; it must be above 0"),
-        (PermissionError(13, "Permission denied", "/root/run"), 2, "Permission denied: '/root/run'"),
+        (PermissionError(13, "Permission denied", "/a/run"), 2, "Permission denied: '/a/run'"),
         (FloatingPointError("the loss is nan at step 7"), 1, "the loss is nan at step 7"),
         (KeyboardInterrupt(), 130, "interrupted; run the same command again to go on"),
     ],
@@ -214,25 +215,27 @@ class Started:
 
     def __init__(self, out: Path) -> None:
         self.out, self.token = out, uuid.uuid4().hex
+        self.output, self.errors = out.with_suffix(".out"), out.with_suffix(".err")
         # Where the tests run in the background, interrupts are ignored, and a child would inherit that.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.process = subprocess.Popen(
-            command("quickstart", "--out", out, "--quiet"),
-            env=environment(**{TOKEN: self.token}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        # Into files: a pipe would be open for as long as a child that was left behind runs.
+        with self.output.open("w") as output, self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                command("quickstart", "--out", out, "--quiet"),
+                env=environment(**{TOKEN: self.token}),
+                stdout=output,
+                stderr=errors,
+            )
         signal.signal(signal.SIGINT, before)
         while not (out / "member-1" / "config.json").exists():
-            assert self.process.poll() is None, self.process.communicate()
+            assert self.process.poll() is None, self.errors.read_text()
             time.sleep(0.05)
 
     def end(self, how: signal.Signals) -> tuple[int, str, str]:
         """Exit code, standard output and standard error after a signal."""
         self.process.send_signal(how)
-        output, errors = self.process.communicate()
-        return self.process.returncode, output, errors
+        code = self.process.wait()
+        return code, self.output.read_text(), self.errors.read_text()
 
     def left_behind(self) -> set[int]:
         """What still runs, after a while in which children may notice that they are orphans."""
@@ -268,7 +271,7 @@ def test_a_folder_made_with_another_seed_is_refused_and_left_alone(killed: Start
     assert (done.returncode, done.stdout) == (2, "")
     assert "seed is 0 there and 1 here" in one_sentence(done.stderr)
     assert _runs.contents(killed.out) == before
-    assert [path.name for path in killed.out.parent.iterdir()] == [killed.out.name]
+    assert {path.stem for path in killed.out.parent.iterdir()} == {killed.out.name}
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
@@ -279,5 +282,8 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
         started.process.kill()
     assert (code, output) == (130, "")
     assert one_sentence(errors) == "ensbridge: interrupted; run the same command again to go on"
+    recipe = digits()
+    last = recipe.member_fit.total_steps(len(recipe.load().train))
+    assert not list(started.out.glob(f"*/checkpoint-*{last}.safetensors"))  # no member was trained to its end
     if Path("/proc/self/environ").exists():
         assert not started.left_behind()

@@ -135,7 +135,8 @@ def test_training_flags_return_one_by_one() -> None:
     before = {name: each.training for name, each in net.named_modules()}
     count_macs(net, torch.rand(2, 3, 16, 16))
     assert {name: each.training for name, each in net.named_modules()} == before
-    assert before[""] and not before["norm"]
+    assert before[""]
+    assert not before["norm"]
 
 
 def test_training_flags_return_after_an_error() -> None:
@@ -158,14 +159,16 @@ class KeepsTraining(nn.Module):
         return super().train(True)
 
     def forward(self, rows: Tensor) -> Tensor:
-        assert not self.training and not self.norm.training
+        assert not self.training
+        assert not self.norm.training
         return self.norm(rows)
 
 
 def test_eval_mode_holds_even_where_train_is_overridden() -> None:
     net = KeepsTraining()
     assert count_macs(net, torch.rand(1, 4)) == 0
-    assert net.training and net.norm.training
+    assert net.training
+    assert net.norm.training
 
 
 class Counts(nn.Module):

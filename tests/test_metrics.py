@@ -224,14 +224,16 @@ def test_summed_states_equal_the_whole(bins: int) -> None:
 def test_a_state_makes_the_round_trip_and_is_a_copy() -> None:
     (stream,) = shards_of(*predictions(), [157])
     state = stream.state()
-    assert state.dtype == torch.float64 and state.ndim == 1
+    assert state.dtype == torch.float64
+    assert state.ndim == 1
     copy = MetricStream.from_state(state, temperature=0.6)
     scores = stream.compute()
     assert copy.compute() == scores
     state.zero_()
     assert stream.compute() == copy.compute() == scores
     copy.update(*predictions(count=5))
-    assert copy.compute()["count"] == 162 and stream.compute()["count"] == 157
+    assert copy.compute()["count"] == 162
+    assert stream.compute()["count"] == 157
     copy.merge(stream)  # the temperature came along, so that they may be merged
 
 
@@ -409,7 +411,8 @@ def test_a_resample_without_a_distance_is_left_out() -> None:
     # A third of the draws of these images sees only those on which one member and the target agree.
     gap, error = gap_closed([0.5, 0.5, 0.5], [0.4, 0.45, 0.3], [0.5, 0.5, 0.2])
     assert gap == pytest.approx(0.35 / 0.3)
-    assert error is not None and 0 < error < 1
+    assert error is not None
+    assert 0 < error < 1
 
 
 # ------------------------------------------------------------------------------------------------ errors

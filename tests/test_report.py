@@ -198,9 +198,11 @@ def test_headline_gives_cost_members_and_the_real_price() -> None:
 
 def test_headline_is_about_the_plain_bridge_even_when_another_scores_better() -> None:
     row = main_bridge(parse_scores(make_document()))
-    assert row is not None and row.model == "+1 DBN"
+    assert row is not None
+    assert row.model == "+1 DBN"
     row = main_bridge(without("+1 DBN"))
-    assert row is not None and row.model == "+1 DBN (KL)"  # the one with one step
+    assert row is not None
+    assert row.model == "+1 DBN (KL)"
 
 
 def test_headline_beyond_the_largest_ensemble_and_without_the_target() -> None:
@@ -285,7 +287,8 @@ def test_axes_cover_their_values_with_a_few_round_ticks() -> None:
     assert y.ticks == (0.225, 0.25, 0.275, 0.3, 0.325, 0.35)
     assert 0.0 < y.to_pixel(0.346) < y.to_pixel(0.218) < 400.0
     x = log_axis([1.0, 5.0], 0.0, 300.0)
-    assert {1.0, 2.0, 5.0} <= set(x.ticks) and len(x.ticks) < 8
+    assert {1.0, 2.0, 5.0} <= set(x.ticks)
+    assert len(x.ticks) < 8
     assert linear_axis([0.3], 0.0, 100.0).to_pixel(0.3) == pytest.approx(50.0)
     assert log_axis([1.0], 0.0, 100.0).to_pixel(1.0) == pytest.approx(50.0)
 
@@ -323,14 +326,17 @@ def test_page_holds_the_answer_each_row_once_and_the_provenance() -> None:
     assert page.text.index(control_sentence(scores)) < page.text.index("Every model")
     for column in COLUMNS:
         assert column.meaning in page.text
-    assert "3.12.3" in page.text and "seed 7" in page.text
+    assert "3.12.3" in page.text
+    assert "seed 7" in page.text
 
 
 def test_page_refers_to_nothing_outside_itself() -> None:
     html = render_page(parse_scores(make_document()))
     assert not re.search(r"https?://", html.replace('xmlns="http://www.w3.org/2000/svg"', ""))
     assert not {"script", "link", "img", "iframe", "object"} & set(Page(html).tags)
-    assert "url(" not in html and "@import" not in html and 'src="' not in html
+    assert "url(" not in html
+    assert "@import" not in html
+    assert 'src="' not in html
     assert "default-src 'none'" in html
     identifiers = re.findall(r'\bid="([^"]+)"', html)
     assert len(identifiers) == len(set(identifiers))
@@ -340,7 +346,8 @@ def test_page_defines_every_colour_for_light_and_dark() -> None:
     html = render_page(parse_scores(make_document()))
     light, dark = html.split("prefers-color-scheme: dark", 1)
     for name in set(re.findall(r"var\((--[a-z]+)\)", html)):
-        assert f"{name}: #" in light and f"{name}: #" in dark
+        assert f"{name}: #" in light
+        assert f"{name}: #" in dark
     assert "#" not in "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))  # figures name no colour
 
 

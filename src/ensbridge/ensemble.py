@@ -5,6 +5,7 @@ Shapes: M members, B images, K classes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -89,6 +90,22 @@ class Ensemble(nn.Module):
         source_logits, tapped = run_tapped(self.source, feature, images)
         others = [member(images) for member in list(self.members)[1:]]
         return Observation(tapped, _stack([source_logits, *others]))
+
+
+def weights_digest(net: nn.Module) -> str:
+    """A short digest of a network's weights and buffers.
+
+    >>> net = nn.Linear(2, 2)
+    >>> before = weights_digest(net)
+    >>> _ = nn.init.constant_(net.weight, 7.0)
+    >>> weights_digest(net) == before
+    False
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(net.state_dict().items()):
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _stack(logits: Sequence[Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from ensbridge.ensemble import Ensemble, Observation, at_least_float32, ensemble_logit
+from ensbridge.ensemble import Ensemble, Observation, at_least_float32, ensemble_logit, weights_digest
 from ensbridge.methods.method import AbstractMethod, Batch, EmaRule, Teacher
 from ensbridge.nets.score import ScoreNet, ZInput
 from ensbridge.nets.tap import find_module, run_tapped
@@ -273,6 +273,7 @@ class DiffusionBridge(AbstractMethod):
             "loss": self.objective,
             "feature": self.feature,
             "target": list(self.target),
+            "teachers": weights_digest(self.ensemble),
             "config": asdict(self.bridge.config),
             "score": str(self.bridge.score),
         }

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ensbridge.ensemble import weights_digest
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.method import AbstractMethod, Batch, Teacher
 from ensbridge.sampler import walk
@@ -113,5 +114,9 @@ class StepDistillation(AbstractMethod):
             "mode": self.mode,
             "weight": self.weight,
             "times": list(self.bridge.times),
-            "teacher": {**self.teacher.describe(), "times": list(self.teacher.bridge.times)},
+            "teacher": {
+                **self.teacher.describe(),
+                "times": list(self.teacher.bridge.times),
+                "weights": weights_digest(self.teacher.bridge),
+            },
         }

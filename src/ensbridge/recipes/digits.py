@@ -27,6 +27,7 @@ def score(z_input: ZInput) -> ScoreNet:
 def digits() -> Recipe:
     """Five members, one bridge towards the first three."""
     bridge = BridgeConfig(temperature=TemperatureLaw(base=2.0), ema=0.99)
+    augment = Augment(noise=0.1, mixup=0.4)
     return Recipe(
         name="digits",
         load=load_digits,
@@ -36,8 +37,8 @@ def digits() -> Recipe:
         members=5,
         target=3,
         member_fit=FitConfig(epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3),
-        bridge_fit=FitConfig(epochs=64, batch_size=64, lr=2e-3, augment=Augment(mixup=0.4)),
-        distill_fit=FitConfig(epochs=16, batch_size=64, lr=2e-4, augment=Augment(mixup=0.4)),
+        bridge_fit=FitConfig(epochs=64, batch_size=64, lr=8e-3, augment=augment),
+        distill_fit=FitConfig(epochs=8, batch_size=64, lr=1e-3, augment=augment),
         bridge=bridge,
         kl_bridge=bridge,
     )

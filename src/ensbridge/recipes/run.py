@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -32,8 +32,8 @@ from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.distill import distill_steps
 from ensbridge.train.fit import Progress, fit
 
-T = TypeVar("T")
 WORKERS = 2
+Job = Callable[[Progress], None]  # work that reports its steps
 
 
 class Reporter(Protocol):
@@ -73,12 +73,13 @@ def train_members(recipe: Recipe, data: Splits, folder: Path, seed: int, reporte
     advance = reporter.stage("members", steps * recipe.members)
     members = [build(recipe.member, derive_seed(seed, "member", index)) for index in range(recipe.members)]
 
-    def job(index: int) -> Callable[[Progress], None]:
+    def job(index: int) -> Job:
         config = replace(recipe.member_fit, seed=derive_seed(seed, "member", index))
-        where = folder / f"member-{index + 1}"
-        return lambda progress: _ignore(
-            fit(DeepEnsemble([members[index]]), data.train, config, where, progress)
-        )
+
+        def run(progress: Progress) -> None:
+            fit(DeepEnsemble([members[index]]), data.train, config, folder / f"member-{index + 1}", progress)
+
+        return run
 
     side_by_side([job(index) for index in range(recipe.members)], advance)
     return Ensemble(members).eval()
@@ -88,27 +89,29 @@ def train_bridges(
     recipe: Recipe, ensemble: Ensemble, data: Splits, folder: Path, seed: int, reporter: Reporter
 ) -> dict[str, FastEnsemble]:
     """Train the bridge, its control and the KL bridge on shared teachers, and distil the first two."""
-    source_and_target = ensemble.first(recipe.target)
+    first = ensemble.first(recipe.target)
 
-    def bridge(config: BridgeConfig, **options: object) -> DiffusionBridge:
+    def bridge(
+        config: BridgeConfig, loss: Literal["bridge", "kl"] = "bridge", target: Sequence[int] | None = None
+    ) -> DiffusionBridge:
         net = build(lambda: recipe.score(config.z_input), derive_seed(seed, "score"))
-        return DiffusionBridge(source_and_target, net, recipe.feature, config=config, **options)  # type: ignore[arg-type]
+        return DiffusionBridge(first, net, recipe.feature, loss=loss, target=target, config=config)
 
     walked = {"bridge": bridge(recipe.bridge), "control": bridge(recipe.bridge, target=(0,))}
     straight = bridge(recipe.kl_bridge, loss="kl")
-    fits = [
+    long, short = (
         replace(each, seed=derive_seed(seed, "bridge")) for each in (recipe.bridge_fit, recipe.distill_fit)
-    ]
+    )
     images = data.train.without_labels()
-    advance = reporter.stage("bridges", sum(each.total_steps(len(images)) for each in fits))
+    advance = reporter.stage("bridges", sum(each.total_steps(len(images)) for each in (long, short, long)))
     distilled: dict[str, DiffusionBridge] = {}
 
     def long_way(progress: Progress) -> None:
-        fit(Together(walked), images, fits[0], folder / "bridges", progress)
-        distilled.update(distill_steps(walked, images, fits[1], folder / "distilled", progress=progress))
+        fit(Together(walked), images, long, folder / "bridges", progress)
+        distilled.update(distill_steps(walked, images, short, folder / "distilled", progress=progress))
 
     def short_way(progress: Progress) -> None:
-        fit(straight, images, fits[0], folder / "bridge-kl", progress)
+        fit(straight, images, long, folder / "bridge-kl", progress)
 
     side_by_side([long_way, short_way], advance)
     return {
@@ -149,7 +152,15 @@ def describe(recipe: Recipe) -> dict[str, object]:
         for key, value in vars(recipe).items()
         if isinstance(value, FitConfig | BridgeConfig)
     }
-    return {"name": recipe.name, "members": recipe.members, "target": recipe.target, **configs}
+    return {
+        "name": recipe.name,
+        "members": recipe.members,
+        "target": recipe.target,
+        "feature": recipe.feature,
+        "member": str(build(recipe.member, 0)),
+        "score": str(build(lambda: recipe.score(recipe.bridge.z_input), 0)),
+        **configs,
+    }
 
 
 @contextmanager
@@ -163,17 +174,18 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def side_by_side(jobs: Sequence[Callable[[Progress], None]], advance: Callable[[int], None]) -> None:
+def side_by_side(jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
     """Run jobs, WORKERS at a time; the first error, or an interrupt, stops them all."""
     stop = threading.Event()
 
-    def run(job: Callable[[Progress], None]) -> None:
+    def run(job: Job) -> None:
         torch.set_num_threads(1)  # OpenMP counts threads for each calling thread
         job(_counted(advance, stop))
 
     with ThreadPoolExecutor(WORKERS) as pool:
         try:
-            for future in [pool.submit(run, job) for job in jobs]:
+            futures = [pool.submit(run, job) for job in jobs]
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
                 future.result()
         except BaseException:
             stop.set()
@@ -193,7 +205,3 @@ def _counted(advance: Callable[[int], None], stop: threading.Event) -> Progress:
         last = step
 
     return progress
-
-
-def _ignore(_: object) -> None:
-    return None

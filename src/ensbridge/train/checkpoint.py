@@ -68,6 +68,8 @@ class RunFolder:
             raise ValueError(f"{self.path} holds a run without its config.json; choose another folder")
         else:
             write_atomically(config, json.dumps(wanted, indent=2).encode())
+        for left in self.path.glob(".checkpoint-*.tmp"):  # by a kill while it was being written
+            left.unlink()
 
     @property
     def _log(self) -> Path:

@@ -78,6 +78,8 @@ def distill_steps(
         )
         return named["bridge"]
     current = dict(bridges)
+    if not current:
+        raise ValueError("there are 0 bridges to distil; give at least 1")
     chosen = mode or next(iter(current.values())).bridge.config.distillation
     if len({bridge.bridge.times for bridge in current.values()}) != 1:
         raise ValueError(f"bridges distilled together must walk the same times; {', '.join(current)} do not")

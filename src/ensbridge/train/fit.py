@@ -15,7 +15,7 @@ from ensbridge.methods.method import AbstractMethod
 from ensbridge.train.checkpoint import RunFolder
 from ensbridge.train.config import FitConfig
 from ensbridge.train.ema import Average
-from ensbridge.train.step import CapturedStep, EagerStep, make_optimizer
+from ensbridge.train.step import CapturedStep, EagerStep, make_optimizer, to_channels_last
 
 Progress = Callable[[int, int, float], None]
 """Called as progress(step, total_steps, loss), after each step or, on a GPU, each span of them."""
@@ -53,6 +53,7 @@ def fit(
     data = as_image_set(train)
     total = config.total_steps(len(data))
     student = method.student.train()
+    to_channels_last(method)
     captured = data.images.is_cuda
     optimizer = make_optimizer(config, student, captured)
     average = Average(method.ema, student) if method.ema else None
@@ -73,28 +74,30 @@ def fit(
     if found:
         state.load(found[0])
 
-    while state.step < total:
-        marks = [
-            state.step - state.step % every + every for every in (config.log_every, config.checkpoint_every)
-        ]
-        stop = min(state.step + stepper.stride, total, *marks)
-        loss_sum = stepper.run(state.step, stop)
-        state.loss_sum, state.loss_count = state.loss_sum + loss_sum, state.loss_count + stop - state.step
-        state.step, loss = stop, state.loss_sum / state.loss_count
-        if folder and (stop == total or stop % config.log_every == 0):
-            folder.log({"step": stop, "images": stop * config.batch_size, "loss": loss})
-            state.loss_sum, state.loss_count = 0.0, 0
-        if folder and (stop == total or stop % config.checkpoint_every == 0):
-            state.save(folder)
-        if progress:
-            progress(stop, total, loss)
-
-    if isinstance(stepper, CapturedStep):
+    try:
+        while state.step < total:
+            stop = min(state.step + stepper.stride, total, *_next_marks(config, state.step))
+            loss_sum = stepper.run(state.step, stop)
+            state.loss_sum, state.loss_count = state.loss_sum + loss_sum, state.loss_count + stop - state.step
+            state.step, loss = stop, state.loss_sum / state.loss_count
+            if folder and (stop == total or stop % config.log_every == 0):
+                folder.log({"step": stop, "images": stop * config.batch_size, "loss": loss})
+                state.loss_sum, state.loss_count = 0.0, 0
+            if folder and (stop == total or stop % config.checkpoint_every == 0):
+                state.save(folder)
+            if progress:
+                progress(stop, total, loss)
+    finally:
         stepper.close()
+        student.eval()
     if average:
         student.load_state_dict(average.tensors)
-    student.eval()
     return FitResult(total, begun, loss)
+
+
+def _next_marks(config: FitConfig, step: int) -> tuple[int, ...]:
+    """The next steps at which something is written."""
+    return tuple(step - step % every + every for every in (config.log_every, config.checkpoint_every))
 
 
 def _describe(method: AbstractMethod, data: ImageSet, config: FitConfig) -> dict[str, object]:
