@@ -4,7 +4,7 @@
     python results/choose_digits.py bridge     temperature, mixup, noise and length of the bridge
 
 The 800 images that are not the test split are cut into four folds; members and bridges are trained on three
-and measured on the fourth, for two seeds, all folds' predictions pooled. The test split is never loaded.
+and measured on the fourth, for one seed, all folds' predictions pooled. The test split is never loaded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,18 @@ TASK = [
 ]
 BRIDGE = [
     {"T": 2.0, "noise": 0.1, "lr": 8e-3, "distil_lr": 1e-3},
-    {"T": 2.0, "noise": 0.1, "lr": 4e-3, "distil_lr": 1e-3},
+    {"T": 2.0, "noise": 0.1, "lr": 4e-3},
+    {"T": 2.0, "noise": 0.1, "lr": 2e-3},
+    {"T": 2.0, "noise": 0.1, "lr": 2e-3, "distil_lr": 1e-3},
+    {"T": 2.0, "noise": 0.1, "lr": 2e-3, "epochs": 96},
+    {"T": 2.0, "noise": 0.1, "lr": 2e-3, "ema": 0.997},
+    {"T": 2.0, "noise": 0.1, "lr": 2e-3, "mixup": 1.0},
+    {"T": 2.0, "noise": 0.2, "lr": 2e-3},
+    {"T": 2.5, "noise": 0.1, "lr": 2e-3},
+    {"T": 2.0, "lr": 2e-3},
+    {"T": 1.5, "lr": 2e-3},
+    {"T": 3.0, "lr": 2e-3},
+    {"T": 4.0, "lr": 2e-3},
 ]
 
 
@@ -95,7 +106,12 @@ def bridge_job(job: tuple[dict, int, int, list[dict]]) -> dict[str, torch.Tensor
         lr=variant.get("lr", recipe.bridge_fit.lr),
         epochs=variant.get("epochs", recipe.bridge_fit.epochs),
     )
-    short = replace(recipe.distill_fit, augment=augment, seed=derive_seed(seed, "bridge"), lr=variant.get("distil_lr", long.lr / 10))
+    short = replace(
+        recipe.distill_fit,
+        augment=augment,
+        seed=derive_seed(seed, "bridge"),
+        lr=variant.get("distil_lr", long.lr / 10),
+    )
 
     def method(**options) -> DiffusionBridge:
         net = build(lambda: recipe.score(config.z_input), derive_seed(seed, "score"))

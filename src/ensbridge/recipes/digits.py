@@ -1,4 +1,9 @@
-"""The quick start's recipe: scikit-learn's digits, scaled down until two cores do it in a minute."""
+"""The quick start's recipe: scikit-learn's digits, scaled down until two cores do it in under two minutes.
+
+Measured on two CPU cores over seeds 0, 1, 2 (results/quickstart.md): DE-1 NLL 0.725, DE-3 0.505; one network
+and its bridge 0.537, DEE 2.04 ± 0.08 at ×1.247 MACs; its control 0.658, DEE 1.36. Temperature, rate, noise
+and weight decay were chosen by cross-validation on training images (results/choose_digits.py).
+"""
 
 from __future__ import annotations
 

@@ -26,6 +26,18 @@ class AbstractStep(ABC):
 
     stride: int
 
+    def __init__(
+        self,
+        method: AbstractMethod,
+        data: ImageSet,
+        config: FitConfig,
+        optimizer: torch.optim.Optimizer,
+        average: Average | None,
+    ) -> None:
+        self.method, self.data, self.config = method, data, config
+        self.optimizer, self.average = optimizer, average
+        self.total = config.total_steps(len(data))
+
     @abstractmethod
     def run(self, start: int, stop: int) -> float:
         """Run steps start … stop - 1 and return the sum of their losses."""
@@ -59,18 +71,6 @@ class EagerStep(AbstractStep):
     """Plain steps, each a function of the seed and its number, so that a resumed run repeats them."""
 
     stride = 1
-
-    def __init__(
-        self,
-        method: AbstractMethod,
-        data: ImageSet,
-        config: FitConfig,
-        optimizer: torch.optim.Optimizer,
-        average: Average | None,
-    ) -> None:
-        self.method, self.data, self.config = method, data, config
-        self.optimizer, self.average = optimizer, average
-        self.total = config.total_steps(len(data))
 
     def run(self, start: int, stop: int) -> float:
         """Run a span of steps."""
@@ -114,10 +114,8 @@ class CapturedStep(AbstractStep):
         optimizer: torch.optim.Optimizer,
         average: Average | None,
     ) -> None:
+        super().__init__(method, data, config, optimizer, average)
         device = data.images.device
-        self.method, self.data, self.config = method, data, config
-        self.optimizer, self.average = optimizer, average
-        self.total = config.total_steps(len(data))
         self.indices = config.indices(len(data), 0).to(device)
         self.keep, self.loss_sum, self.refused = (torch.zeros((), device=device) for _ in range(3))
         self.generator = torch.Generator(device)
