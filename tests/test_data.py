@@ -28,8 +28,9 @@ from ensbridge.data.digits import NOISE
         (torch.zeros(4, 3, 8, 8, dtype=torch.int64), None, "torch.int64"),
         (torch.full((4, 3, 8, 8), math.nan), None, "NaN"),
         (torch.full((4, 3, 8, 8), math.inf), None, "infinite"),
-        (torch.zeros(4, 3, 8, 8), torch.zeros(3), "(3,); 4 images need (4,)"),
-        (torch.zeros(4, 3, 8, 8), torch.zeros(4, 3), "(4, 3); 4 images need (4,)"),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(3, dtype=torch.long), "(3,); 4 images need (4,)"),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(4, 3, dtype=torch.long), "(4, 3); 4 images need (4,)"),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(4), "labels are torch.float32"),
     ],
 )
 def test_bad_images_and_labels_are_refused_with_what_is_wrong(

@@ -209,7 +209,7 @@ def test_another_run_is_refused_and_nothing_changes(
 def test_a_folder_whose_configuration_is_lost_or_broken_is_refused(tmp_path: Path) -> None:
     begin("members", tmp_path)
     config = (tmp_path / "config.json").read_bytes()
-    for broken, words in ((None, "without its config.json"), (config[:50], "is not JSON")):
+    for broken, words in ((None, "without their config.json"), (config[:50], "is not JSON")):
         (tmp_path / "config.json").unlink()
         if broken:
             (tmp_path / "config.json").write_bytes(broken)
@@ -707,3 +707,44 @@ def test_a_senseless_configuration_is_refused(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name} is {wrong[name]!r}"):
         FitConfig(**{"epochs": 1, "batch_size": 2, "lr": 0.1, **wrong})
+
+
+@pytest.mark.parametrize("foreign", ["scores.json", "report.html"])
+def test_a_folder_with_foreign_results_is_refused_and_left_as_it_is(foreign: str, tmp_path: Path) -> None:
+    (tmp_path / foreign).write_text("mine")
+    with pytest.raises(ValueError, match=r"results without their config\.json"):
+        fit(_runs.method("members"), _runs.data(), _runs.config("members"), tmp_path, unexpected)
+    assert _runs.contents(tmp_path) == {foreign: b"mine"}
+
+
+def test_networks_that_flatten_with_view_train_and_work_afterwards() -> None:
+    class Viewing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Linear(4 * 64, 3)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.head(self.conv(images).view(len(images), -1))
+
+    net, images = Viewing(), torch.rand(6, 3, 8, 8)
+    config = FitConfig(epochs=1, batch_size=3, lr=0.01, augment=Augment(crop=1, flip=True, mixup=0.4))
+    fit(DeepEnsemble([net]), (images, torch.tensor([0, 1, 2, 0, 1, 2])), config)
+    assert net(images).shape == (6, 3)
+
+
+def test_a_refused_step_leaves_running_statistics_as_they_were() -> None:
+    class Broken(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(
+                torch.nn.Flatten(), torch.nn.Linear(192, 3), torch.nn.BatchNorm1d(3)
+            )
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.net(images) * math.nan
+
+    net = Broken()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
+        fit(DeepEnsemble([net]), (torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])), FitConfig(1, 4, 0.1))
+    assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())

@@ -287,6 +287,7 @@ def test_presets_are_the_specified_ones_cell_by_cell() -> None:
         "z_input": ("none", "paper", "dead"),
         "variance": ("exact", "exact", "released"),
         "ema": (0.99995, 0.99995, 0.99995),
+        "ema_warmup": (True, False, True),
         "ema_swapped": (False, False, True),
         "distillation": ("direct", "progressive", "direct"),
         "beta": (1e-4,) * 3,
@@ -363,15 +364,19 @@ class Climber(AbstractMethod):
 
 
 @pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("warmup", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.3, 0.99995])
-def test_the_average_keeps_the_old_and_the_swapped_one_the_new(decay: float, swapped: bool) -> None:
+def test_the_average_keeps_the_old_and_the_swapped_one_the_new(
+    decay: float, warmup: bool, swapped: bool
+) -> None:
     steps, config = 12, eb.FitConfig(epochs=3, batch_size=6, lr=1.0, optimizer="sgd", momentum=0.0)
-    method = Climber(EmaRule(decay, swapped))
+    method = Climber(EmaRule(decay, warmup, swapped))
     eb.fit(method, _tiny.data(), config)
     weight = average = 0.0
     for step in range(steps):
         weight += config.lr_at(step, steps)
-        kept = 1 - decay if swapped else min(decay, (1 + step) / (10 + step))
+        right = min(decay, (1 + step) / (10 + step)) if warmup else decay
+        kept = 1 - decay if swapped else right
         average = kept * average + (1 - kept) * weight
     assert method.student.weight.item() == pytest.approx(average, rel=1e-5)
     # The swapped average at the paper's decay is the weight itself but for a hair.
@@ -752,3 +757,34 @@ def test_the_deep_ensembles_prediction_is_the_mean_softmax() -> None:
 def test_members_cannot_learn_without_labels() -> None:
     with pytest.raises(ValueError, match="labels"):
         DeepEnsemble([_tiny.member()]).loss(batch())
+
+
+def test_a_bridge_without_configuration_takes_the_score_networks_reading_of_z() -> None:
+    for z_input in ("dead", "none", "informative", "paper"):
+        method = DiffusionBridge(_tiny.ensemble(), _tiny.score(z_input=z_input))
+        assert method.bridge.config.z_input == z_input
+    with pytest.raises(ValueError, match="'dead', the configuration says 'none'"):
+        DiffusionBridge(_tiny.ensemble(), _tiny.score(z_input="dead"), config=BridgeConfig())
+
+
+def test_a_score_network_of_other_classes_is_refused() -> None:
+    score = eb.nets.ScoreNet(5, 8, [(1, 8, 1, 1)], 8, z_input="none")
+    with pytest.raises(ValueError, match="5 classes and the members 3"):
+        DiffusionBridge(_tiny.ensemble(), score).loss(Batch(_tiny.data().images[:2], None))
+
+
+def test_the_released_noise_reaches_predictions_and_repeats_itself() -> None:
+    images = _tiny.data().images[:4]
+    exact = DiffusionBridge(_tiny.ensemble(), _tiny.score(z_input="none"))
+    noisy = exact.with_bridge(Bridge(exact.bridge.score, BridgeConfig(variance="released")))
+    for method in (exact, noisy):
+        method.bridge.eval()
+    assert noisy.log_probs(images).equal(noisy.log_probs(images))
+    assert not noisy.log_probs(images).equal(exact.log_probs(images))
+    assert noisy.log_probs(images).allclose(exact.log_probs(images), atol=0.2)
+
+
+def test_labels_outside_the_members_classes_are_named() -> None:
+    method = DeepEnsemble([_tiny.ensemble().source])
+    with pytest.raises(ValueError, match="labels span 0 to 7; members of 3 classes need 0 to 2"):
+        method.loss(Batch(_tiny.data().images[:2], torch.tensor([0, 7])))

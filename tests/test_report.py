@@ -83,16 +83,16 @@ def test_kinds_follow_from_the_row() -> None:
 def test_missing_file_and_empty_folder_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gone\.json does not exist; give"):
         read_scores(tmp_path / "gone.json")
-    with pytest.raises(ValueError, match=r"holds no scores\.json; run `ensbridge evaluate"):
+    with pytest.raises(ValueError, match=r"holds no scores\.json; give the folder of a finished run"):
         read_scores(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{oops", r"scores\.json is not JSON \(.* in line 1\); write the file again"),
-        (b"\xff\xfe", r"scores\.json is not UTF-8 text \(byte 0\); write the file again"),
-        (b"[1]", r"scores\.json is \[1\] where an object is expected; write the file again"),
+        (b"{oops", r"scores\.json is not JSON \(.* in line 1\); delete it and run again"),
+        (b"\xff\xfe", r"scores\.json is not UTF-8 text \(byte 0\); delete it and run again"),
+        (b"[1]", r"scores\.json is \[1\] where an object is expected; delete it and run again"),
     ],
 )
 def test_unreadable_content_is_explained(tmp_path: Path, content: bytes, message: str) -> None:
@@ -108,7 +108,7 @@ def test_each_missing_key_is_named(key: str) -> None:
     name = key.removeprefix("row.")
     del where[name]
     place = r"here: rows\[2\]" if key.startswith("row.") else "here"
-    with pytest.raises(ValueError, match=rf"^{place} has no '{name}' \(it has: .*write the file again"):
+    with pytest.raises(ValueError, match=rf"^{place} has no '{name}' \(it has: .*delete it and run again"):
         parse_scores(document, where="here")
 
 
@@ -140,7 +140,7 @@ def test_each_missing_key_is_named(key: str) -> None:
 def test_wrong_values_in_a_row_are_named(key: str, value: object, shown: str) -> None:
     document = make_document()
     document["rows"][1][key] = value
-    message = rf"^here: rows\[1\]: {key} is {shown}, expected .+; write the file again"
+    message = rf"^here: rows\[1\]: {key} is {shown}, expected .+; delete it and run again"
     with pytest.raises(ValueError, match=message):
         parse_scores(document, where="here")
 

@@ -39,6 +39,8 @@ def main() -> None:
         app()
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
+    except ImportError as error:
+        fail(f"{error.name} is not installed; pip install 'ensbridge[quickstart]'", code=2)
     except FloatingPointError as error:
         fail(str(error), code=1)
     except SystemExit as leaving:

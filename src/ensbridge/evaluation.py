@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,47 +57,25 @@ def evaluate(
     nlls = [metrics.nll_per_image(log_probs, labels) for log_probs in ladder]
     ladder_nll = [each.mean().item() for each in nlls]
     image = test_set.batch(torch.arange(1, device=test_set.images.device))[0]
-    unit_macs, unit_params = count_macs(ensemble.source, image), count_params(ensemble.source)
 
-    rows = []
-    for name, model in models.items():
+    def measure(name: str, model: nn.Module) -> Row:
         rung = _rung(model, ensemble)
         log_probs = ladder[rung - 1] if rung else predict(model, test_set, batch_size)
         temperature = None
         if val_set is not None and val_ladder is not None and val_labels is not None:
             val_log_probs = val_ladder[rung - 1] if rung else predict(model, val_set, batch_size)
             temperature = metrics.fit_temperature(val_log_probs, val_labels)
-        stream = metrics.MetricStream(temperature=temperature or 1.0)
-        stream.update(log_probs, labels)
-        measured = stream.compute()
         gap, error = None, None
         if not rung and size > 1:
             own = metrics.nll_per_image(log_probs, labels)
             gap, error = metrics.gap_closed(nlls[0].numpy(), own.numpy(), nlls[size - 1].numpy())
-        macs, params = count_macs(model, image), count_params(model)
-        members, bridges, steps = _anatomy(model)
-        rows.append(
-            Row(
-                model=name,
-                members=members,
-                bridges=bridges,
-                steps=steps,
-                macs=macs,
-                macs_ratio=macs / unit_macs,
-                params=params,
-                params_ratio=params / unit_params,
-                acc=100 * measured["acc"],
-                nll=measured["nll"],
-                brier=measured["brier"],
-                ece=measured["ece"],
-                cnll=None if temperature is None else measured["cnll"],
-                temperature=temperature,
-                dee=float(rung) if rung else metrics.format_dee(measured["nll"], ladder_nll),
-                gap=gap,
-                gap_error=error,
-            )
-        )
-    return Scores(dataset, seed, ladder[0].shape[1], environment(test_set.images.device), tuple(rows))
+        own_nll = metrics.nll(log_probs, labels)
+        dee = float(rung) if rung else metrics.format_dee(own_nll, ladder_nll)
+        cost = _cost(model, image, ensemble.source)
+        return _row(name, model, cost, log_probs, labels, temperature, dee, gap, error)
+
+    rows = tuple(measure(name, model) for name, model in models.items())
+    return Scores(dataset, seed, ladder[0].shape[1], environment(test_set.images.device), rows)
 
 
 @torch.no_grad()
@@ -131,6 +110,51 @@ def _ladder(ensemble: Ensemble, data: ImageSet, batch_size: int) -> list[Tensor]
     ensemble.eval()
     logits = torch.cat([ensemble.member_logits(images) for images, _ in data.batches(batch_size)], dim=1)
     return [ensemble_logit(logits[:count]).log_softmax(-1) for count in range(1, len(ensemble) + 1)]
+
+
+def _cost(model: nn.Module, image: Tensor, one: nn.Module) -> dict[str, Any]:
+    """MACs and parameters of a model for one image, and as multiples of one member's."""
+    macs, params = count_macs(model, image), count_params(model)
+    return {
+        "macs": macs,
+        "macs_ratio": macs / count_macs(one, image),
+        "params": params,
+        "params_ratio": params / count_params(one),
+    }
+
+
+def _row(
+    name: str,
+    model: nn.Module,
+    cost: dict[str, Any],
+    log_probs: Tensor,
+    labels: Tensor,
+    temperature: float | None,
+    dee: float | str,
+    gap: float | None,
+    gap_error: float | None,
+) -> Row:
+    """One model's line, from its predictions."""
+    members, bridges, steps = _anatomy(model)
+    stream = metrics.MetricStream(temperature=temperature or 1.0)
+    stream.update(log_probs, labels)
+    measured = stream.compute()
+    return Row(
+        model=name,
+        members=members,
+        bridges=bridges,
+        steps=steps,
+        **cost,
+        acc=100 * measured["acc"],
+        nll=measured["nll"],
+        brier=measured["brier"],
+        ece=measured["ece"],
+        cnll=None if temperature is None else measured["cnll"],
+        temperature=temperature,
+        dee=dee,
+        gap=gap,
+        gap_error=gap_error,
+    )
 
 
 def _rung(model: nn.Module, reference: Ensemble) -> int:

@@ -34,7 +34,7 @@ class FastEnsemble(nn.Module):
         feature: str,
         *,
         temperature: float = 1.0,
-        members: int = 1,
+        members: int | None = None,
     ) -> None:
         super().__init__()
         if len(bridges) == 0:
@@ -46,7 +46,8 @@ class FastEnsemble(nn.Module):
         self.bridges = nn.ModuleList(bridges)
         self.feature = feature
         self.temperature = float(temperature)
-        self.members = members  # how many members the bridges were trained towards, the source included
+        # How many members the bridges stand for, the source included: at least one other for each bridge.
+        self.members = 1 + len(bridges) if members is None else members
 
     @classmethod
     def of(cls, *methods: DiffusionBridge) -> FastEnsemble:

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 Kind = Literal["ensemble", "bridge", "control", "other"]
 
-_REMEDY = "write the file again with `ensbridge evaluate`"
+_REMEDY = "delete it and run again the command that wrote it"
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def read_scores(path: str | Path) -> Scores:
     if path.is_dir():
         folder, path = path, path / "scores.json"
         if not path.is_file():
-            raise ValueError(f"{folder} holds no scores.json; run `ensbridge evaluate {folder}` first")
+            raise ValueError(f"{folder} holds no scores.json; give the folder of a finished run")
     if not path.is_file():
         raise ValueError(f"{path} does not exist; give a scores.json or the run folder that holds one")
     try:

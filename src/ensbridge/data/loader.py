@@ -34,6 +34,10 @@ class ImageSet:
             raise ValueError(f"images are {self.images.dtype}; give floats in [0, 1] or uint8")
         if self.images.is_floating_point() and not bool(self.images.isfinite().all()):
             raise ValueError("images hold NaN or infinite values; clean the data before it is used")
+        if self.labels is not None and (self.labels.is_floating_point() or self.labels.dtype == torch.bool):
+            raise ValueError(
+                f"labels are {self.labels.dtype}; they must be integers, so convert them with .long()"
+            )
         if self.labels is not None and self.labels.shape != self.images.shape[:1]:
             raise ValueError(
                 f"labels have shape {tuple(self.labels.shape)}; {shape[0]} images need ({shape[0]},)"
@@ -71,7 +75,7 @@ class ImageSet:
         for part in (self.images, self.labels):
             if part is not None:
                 digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
-                digest.update(part.detach().cpu().contiguous().numpy().tobytes())
+                digest.update(part.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
 
 

@@ -33,6 +33,13 @@ class DeepEnsemble(AbstractMethod):
         if batch.labels is None:
             raise ValueError("members learn from labels and the data has none; give (images, labels)")
         logits = self.ensemble.member_logits(batch.images)
+        if batch.labels.device.type == "cpu":  # looking at an accelerator's would stall it
+            low, high = int(batch.labels.min()), int(batch.labels.max())
+            if low < 0 or high >= logits.shape[-1]:
+                raise ValueError(
+                    f"labels span {low} to {high}; members of {logits.shape[-1]} classes need 0 to "
+                    f"{logits.shape[-1] - 1}"
+                )
         labels = batch.labels.expand(len(logits), -1)
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * len(logits)
 

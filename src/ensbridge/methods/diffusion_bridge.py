@@ -49,6 +49,7 @@ class BridgeConfig:
     z_input: ZInput = "none"
     variance: PosteriorVariance = "exact"
     ema: float = 0.99995
+    ema_warmup: bool = True
     ema_swapped: bool = False
     distillation: Literal["direct", "progressive"] = "direct"
 
@@ -75,6 +76,7 @@ class BridgeConfig:
                 train_times="uniform",
                 test_temperature="drawn",
                 centre=False,
+                ema_warmup=False,
                 z_input="paper",
                 distillation="progressive",
             ),
@@ -154,15 +156,17 @@ class Bridge(nn.Module):
     ) -> list[Tensor]:
         """Every stop of the walk [Z_1, …, Z_0].
 
-        Without a generator the walk is deterministic: steps take their posterior's mean, and a drawn
-        temperature is drawn anew from the same seed at each call.
+        Without a generator the walk repeats itself: steps take their posterior's mean, and where the
+        configuration insists on draws (a drawn temperature, the released code's noise in every step)
+        they come anew from the same seed at each call.
         """
+        noisy = generator is not None or self.schedule.variance == "released"
+        own = generator or torch.Generator(source_logits.device).manual_seed(0)
         temperature: Tensor | float = self.config.temperature.mean
         if self.config.test_temperature == "drawn":
-            own = generator or torch.Generator(source_logits.device).manual_seed(0)
             temperature = self.config.temperature.sample((len(source_logits), 1), own, source_logits.device)
         z1 = self.start(source_logits, temperature)
-        return walk(self.epsilon, self.schedule, z1, h, self.times, generator, noise=generator is not None)
+        return walk(self.epsilon, self.schedule, z1, h, self.times, own, noise=noisy)
 
     def forward(self, h: Tensor, source_logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Z_0, the logits (B, K) that stand in for the ensemble's."""
@@ -197,7 +201,8 @@ class DiffusionBridge(AbstractMethod):
     ) -> None:
         if loss not in ("bridge", "kl"):
             raise ValueError(f"loss is {loss!r}; it must be 'bridge' or 'kl'")
-        config = config or BridgeConfig()
+        if config is None:
+            config = BridgeConfig(z_input=score.z_input) if isinstance(score, ScoreNet) else BridgeConfig()
         if isinstance(score, ScoreNet) and score.z_input != config.z_input:
             raise ValueError(
                 f"the score network reads Z_t as {score.z_input!r}, the configuration says "
@@ -211,7 +216,7 @@ class DiffusionBridge(AbstractMethod):
         self.feature = feature
         self.objective = loss
         self.bridge = self.student = Bridge(score, config, (0.0, 1.0) if loss == "kl" else None)
-        self.ema = EmaRule(config.ema, config.ema_swapped)
+        self.ema = EmaRule(config.ema, config.ema_warmup, config.ema_swapped)
 
     def loss(self, batch: Batch) -> Tensor:
         """The bridge's loss or the KL divergence, mean over the batch."""
@@ -232,6 +237,12 @@ class DiffusionBridge(AbstractMethod):
     def ends(self, batch: Batch) -> tuple[Tensor, Tensor, Observation]:
         """Both ends Z_0 and Z_1 of each image's bridge, and what the members said."""
         seen = batch.observe(self.ensemble, self.feature)
+        score = self.bridge.score
+        if isinstance(score, ScoreNet) and score.classes != seen.logits.shape[-1]:
+            raise ValueError(
+                f"the score network has {score.classes} classes and the members {seen.logits.shape[-1]}; "
+                "build it with the members' number"
+            )
         # By slices: a list as index would be copied to the device, which a captured step cannot do.
         z0 = ensemble_logit(torch.stack([seen.logits[index] for index in self.target]))
         temperature = self.bridge.draw_temperature(len(z0), z0.device, batch.generator)

@@ -45,12 +45,16 @@ class Batch:
 class EmaRule:
     """How a student's averaged weights follow its weights: average ← decay·average + (1 - decay)·weights.
 
-    Early on the decay is min(decay, (1 + n) / (10 + n)) at step n, so that a short run is not an average
+    With `warmup` the decay is min(decay, (1 + n) / (10 + n)) at step n, so that a short run is not an average
     with its starting point. `swapped` exchanges the two factors as the paper's released code does, which
     makes the average the weights themselves but for a hair.
+
+    >>> EmaRule(0.99).keep(0), EmaRule(0.99).keep(10_000), EmaRule(0.99, warmup=False).keep(0)
+    (0.1, 0.99, 0.99)
     """
 
     decay: float
+    warmup: bool = True
     swapped: bool = False
 
     def __post_init__(self) -> None:
@@ -61,7 +65,7 @@ class EmaRule:
         """The share of the old average that stays at step `step`, counted from 0."""
         if self.swapped:
             return 1 - self.decay
-        return min(self.decay, (1 + step) / (10 + step))
+        return min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
 
 
 class AbstractMethod(ABC):

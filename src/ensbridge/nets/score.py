@@ -55,7 +55,8 @@ class ScoreNet(nn.Module):
             raise ValueError(f"z_input is {z_input!r}; it must be one of {', '.join(_Z_CHANNELS)}")
         if channels % 8:
             raise ValueError(f"the feature has {channels} channels; the time embedding needs a multiple of 8")
-        self.classes, self.channels, self.z_input = classes, channels, z_input
+        self.classes, self.channels = classes, channels
+        self.z_input: ZInput = z_input
         self.z_embedding = _Z_CHANNELS[z_input](classes)
         self.time = nn.Sequential(nn.Linear(channels // 4, channels // 2), nn.SiLU())
         self.stem = conv_bn(channels, channels, 3)
@@ -69,6 +70,7 @@ class ScoreNet(nn.Module):
             inputs = width
         self.tail = conv_bn(inputs, last, 1)
         self.head = nn.Linear(last, classes)
+        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def forward(self, h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
         """ε of shape (B, classes), from h (B, channels, H, W), z_t (B, classes) and t (B,)."""
@@ -76,7 +78,7 @@ class ScoreNet(nn.Module):
             raise ValueError(
                 f"the feature has shape {tuple(h.shape)}; this score network takes (B, {self.channels}, H, W)"
             )
-        x = self.stem(h)
+        x = self.stem(h.contiguous(memory_format=torch.channels_last))
         z_map = self.z_embedding(z_t / 3)[:, :, None, None].expand(-1, -1, *x.shape[2:])
         x = torch.cat([x, z_map.to(x.dtype)], dim=1)
         time = self.time(time_embedding(t, self.channels // 4).to(h.dtype))

@@ -148,7 +148,7 @@ def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
 def describe(recipe: Recipe) -> dict[str, object]:
     """What decides a recipe's numbers, in JSON's types."""
     configs = {
-        key: asdict(value)
+        key: {k: v for k, v in asdict(value).items() if k not in ("checkpoint_every", "log_every")}
         for key, value in vars(recipe).items()
         if isinstance(value, FitConfig | BridgeConfig)
     }

@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from ensbridge.files import open_folder, read_json, write_atomically
 
+OUTPUTS = ("checkpoint-*.safetensors", "log.jsonl", "scores.json", "report.html")
 KEEP = 2  # The newest and one to fall back on.
 
 
@@ -45,7 +47,7 @@ def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str
     value = zlib.crc32(repr(sorted(metadata.items())).encode())
     for name, tensor in sorted(tensors.items()):
         value = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), value)
-        value = zlib.crc32(tensor.numpy().tobytes(), value)
+        value = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), value)
     return f"{value:08x}"
 
 
@@ -64,8 +66,8 @@ class RunFolder:
                     f"{self.path} was made with another configuration ({difference}); "
                     "choose another folder, or delete this one to begin anew"
                 )
-        elif self._checkpoints() or self._log.exists():
-            raise ValueError(f"{self.path} holds a run without its config.json; choose another folder")
+        elif any(found for pattern in OUTPUTS for found in self.path.glob(pattern)):
+            raise ValueError(f"{self.path} holds results without their config.json; choose another folder")
         else:
             write_atomically(config, json.dumps(wanted, indent=2).encode())
         for left in self.path.glob(".checkpoint-*.tmp"):  # by a kill while it was being written

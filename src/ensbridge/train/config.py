@@ -41,6 +41,13 @@ class FitConfig:
     def __post_init__(self) -> None:
         if self.optimizer not in ("adam", "sgd"):
             raise ValueError(f"optimizer is {self.optimizer!r}; it must be 'adam' or 'sgd'")
+        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int):
+            raise ValueError(f"batch_size is {self.batch_size}; it must be a whole number, such as 128")
+        if not math.isfinite(self.epochs):
+            raise ValueError(f"epochs is {self.epochs}; it must be a finite number")
+        for name in ("momentum", "weight_decay", "warmup_steps", "warmup_lr"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         for name in ("epochs", "batch_size", "lr", "checkpoint_every", "log_every"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")

@@ -15,7 +15,7 @@ from ensbridge.methods.method import AbstractMethod
 from ensbridge.train.checkpoint import RunFolder
 from ensbridge.train.config import FitConfig
 from ensbridge.train.ema import Average
-from ensbridge.train.step import CapturedStep, EagerStep, make_optimizer, to_channels_last
+from ensbridge.train.step import CapturedStep, EagerStep, make_optimizer
 
 Progress = Callable[[int, int, float], None]
 """Called as progress(step, total_steps, loss), after each step or, on a GPU, each span of them."""
@@ -53,7 +53,6 @@ def fit(
     data = as_image_set(train)
     total = config.total_steps(len(data))
     student = method.student.train()
-    to_channels_last(method)
     captured = data.images.is_cuda
     optimizer = make_optimizer(config, student, captured)
     average = Average(method.ema, student) if method.ema else None

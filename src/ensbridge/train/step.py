@@ -47,12 +47,6 @@ class AbstractStep(ABC):
         return
 
 
-def to_channels_last(method: AbstractMethod) -> None:
-    """Lay the networks' convolutions out with channels last, which is faster on CPUs and GPUs alike."""
-    for network in (*method.networks(), *(ensemble for ensemble, _ in method.teachers())):
-        network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-
-
 def make_optimizer(config: FitConfig, student: nn.Module, captured: bool = False) -> torch.optim.Optimizer:
     """The optimiser; a captured step needs its rate on the device and fused kernels."""
     parameters = list(student.parameters())
@@ -82,9 +76,12 @@ class EagerStep(AbstractStep):
         device = self.data.images.device
         generator = torch.Generator(device).manual_seed(derive_seed(self.config.seed, "step", step))
         indices = self.config.indices(len(self.data), step).to(device)
+        buffers = [(buffer, buffer.clone()) for buffer in self.method.student.buffers()]
         loss = self.method.loss(draw_batch(self.data, self.config, indices, generator))
         value = loss.item()
         if not math.isfinite(value):
+            for buffer, before in buffers:  # running statistics move in the forward pass
+                buffer.copy_(before)
             raise _refusal(f"the loss is {value} at step {step + 1}", self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -208,7 +205,7 @@ def draw_batch(
 ) -> Batch:
     """The augmented batch of the images at `indices`."""
     images, labels = data.batch(indices)
-    images = config.augment(images, generator).contiguous(memory_format=torch.channels_last)
+    images = config.augment(images, generator).contiguous()
     return Batch(images, labels, generator, observers or {})
 
 
