@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import _runs
+import _tiny
 from ensbridge.data import Augment, ImageSet
+from ensbridge.ensemble import Ensemble
 from ensbridge.files import open_folder, write_atomically
 from ensbridge.methods import AbstractMethod, Batch, DeepEnsemble, DiffusionBridge, EmaRule
 from ensbridge.train import FitConfig, FitResult, fit
@@ -748,3 +750,11 @@ def test_a_refused_step_leaves_running_statistics_as_they_were() -> None:
     with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
         fit(DeepEnsemble([net]), (torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])), FitConfig(1, 4, 0.1))
     assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_members_of_different_classes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    members = [_tiny.member(0, classes) for classes in (3, 4)]
+    method = DiffusionBridge(Ensemble(members), _tiny.score())
+    with pytest.raises(ValueError, match="different shapes"):
+        fit(method, _tiny.data(), FitConfig(1, 4, 0.1), tmp_path / "run", unexpected)
+    assert not (tmp_path / "run").exists()

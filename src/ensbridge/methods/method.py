@@ -22,6 +22,11 @@ class Batch:
 
     Teachers' outputs are computed once and shared: methods that are trained together and observe the same
     ensemble at the same feature get the same answer.
+
+    >>> ensemble = Ensemble([nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)])
+    >>> batch = Batch(torch.rand(5, 1, 2, 2), None)
+    >>> batch.observe(ensemble, "0") is batch.observe(ensemble, "0")
+    True
     """
 
     images: Tensor  # (B, C, H, W)
@@ -104,6 +109,13 @@ class Together(AbstractMethod):
 
     The loss is the sum. Students share no weights and optimisers act on each weight alone, so that each
     learns what it would alone on these batches. All must follow the same EMA rule.
+
+    >>> from ensbridge.methods import DeepEnsemble
+    >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
+    >>> methods = {"a": DeepEnsemble(nets[:1]), "b": DeepEnsemble(nets[1:])}
+    >>> batch = Batch(torch.rand(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1]))
+    >>> Together(methods).loss(batch).isclose(methods["a"].loss(batch) + methods["b"].loss(batch)).item()
+    True
     """
 
     def __init__(self, methods: Mapping[str, AbstractMethod]) -> None:

@@ -32,6 +32,13 @@ class StepDistillation(AbstractMethod):
     the true ensemble logit. mode="progressive": Z_t is drawn on the bridge at a time of the student's grid
     (the batch shares it), the teacher walks to the grid's next time, and the student's target is the score
     that gets there in one step; `weight` is not used.
+
+    >>> from ensbridge.ensemble import Ensemble
+    >>> from ensbridge.nets import ResNet, ScoreNet
+    >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
+    >>> teacher = DiffusionBridge(Ensemble([ResNet((1,), (8,), 3, stem=8) for _ in range(2)]), score)
+    >>> StepDistillation(teacher).distilled.bridge.steps
+    1
     """
 
     def __init__(

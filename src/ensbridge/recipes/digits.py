@@ -30,7 +30,12 @@ def score(z_input: ZInput) -> ScoreNet:
 
 
 def digits() -> Recipe:
-    """Five members, one bridge towards the first three."""
+    """Five members, one bridge towards the first three.
+
+    >>> recipe = digits()
+    >>> recipe.members, recipe.target, recipe.bridge.temperature.base
+    (5, 3, 2.0)
+    """
     bridge = BridgeConfig(temperature=TemperatureLaw(base=2.0), ema=0.99)
     augment = Augment(noise=0.1, mixup=0.4)
     return Recipe(

@@ -18,13 +18,14 @@ import torch
 from torch import nn
 
 from ensbridge.data.digits import Splits
+from ensbridge.data.loader import ImageSet
 from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import evaluate
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import write_atomically
 from ensbridge.methods.deep_ensemble import DeepEnsemble
 from ensbridge.methods.diffusion_bridge import BridgeConfig, DiffusionBridge
-from ensbridge.methods.method import Together
+from ensbridge.methods.method import AbstractMethod, Together
 from ensbridge.recipes.recipe import Recipe
 from ensbridge.scores import Scores, read_scores
 from ensbridge.train.checkpoint import RunFolder
@@ -77,7 +78,7 @@ def train_members(recipe: Recipe, data: Splits, folder: Path, seed: int, reporte
         config = replace(recipe.member_fit, seed=derive_seed(seed, "member", index))
 
         def run(progress: Progress) -> None:
-            fit(DeepEnsemble([members[index]]), data.train, config, folder / f"member-{index + 1}", progress)
+            _fit(DeepEnsemble([members[index]]), data.train, config, folder / f"member-{index + 1}", progress)
 
         return run
 
@@ -107,11 +108,11 @@ def train_bridges(
     distilled: dict[str, DiffusionBridge] = {}
 
     def long_way(progress: Progress) -> None:
-        fit(Together(walked), images, long, folder / "bridges", progress)
+        _fit(Together(walked), images, long, folder / "bridges", progress)
         distilled.update(distill_steps(walked, images, short, folder / "distilled", progress=progress))
 
     def short_way(progress: Progress) -> None:
-        fit(straight, images, long, folder / "bridge-kl", progress)
+        _fit(straight, images, long, folder / "bridge-kl", progress)
 
     side_by_side([long_way, short_way], advance)
     return {
@@ -191,6 +192,13 @@ def side_by_side(jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _fit(method: AbstractMethod, data: ImageSet, config: FitConfig, where: Path, progress: Progress) -> None:
+    """Fit, and count the steps of a part that an earlier run had finished as done."""
+    result = fit(method, data, config, where, progress)
+    if result.resumed_from == result.steps:
+        progress(result.steps, result.steps, result.loss)
 
 
 def _counted(advance: Callable[[int], None], stop: threading.Event) -> Progress:

@@ -52,6 +52,9 @@ def fit(
     """
     data = as_image_set(train)
     total = config.total_steps(len(data))
+    for ensemble, feature in method.teachers():
+        # One image through the teachers: what cannot work says so before anything is written.
+        ensemble.observe(data.batch(torch.zeros(1, dtype=torch.long, device=data.images.device))[0], feature)
     student = method.student.train()
     captured = data.images.is_cuda
     optimizer = make_optimizer(config, student, captured)
