@@ -42,7 +42,11 @@ def stepper(method: AbstractMethod, data: ImageSet, config: FitConfig, captured:
     method.student.train()
     optimizer = make_optimizer(config, method.student, captured)
     average = Average(method.ema, method.student) if method.ema else None
-    return (CapturedStep if captured else EagerStep)(method, data, config, optimizer, average)
+    if not captured:
+        return EagerStep(method, data, config, optimizer, average)
+    step = CapturedStep(method, data, config, optimizer, average)
+    step.capture()
+    return step
 
 
 def images_per_second(step: AbstractStep, batch: int, seconds: float) -> list[float]:

@@ -70,6 +70,7 @@ def fit(
     if begun < total and captured:
         before = {name: tensor.clone() for name, tensor in state.tensors().items()}
         stepper = CapturedStep(method, data, config, optimizer, average)
+        stepper.capture()
         state.load(before)
     else:
         stepper = EagerStep(method, data, config, optimizer, average)

@@ -103,23 +103,17 @@ class CapturedStep(AbstractStep):
 
     stride = 100
 
-    def __init__(
-        self,
-        method: AbstractMethod,
-        data: ImageSet,
-        config: FitConfig,
-        optimizer: torch.optim.Optimizer,
-        average: Average | None,
-    ) -> None:
-        super().__init__(method, data, config, optimizer, average)
-        device = data.images.device
-        self.indices = config.indices(len(data), 0).to(device)
+    def capture(self) -> None:
+        """Compile, warm up and capture; to be called once, before the first span."""
+        device = self.data.images.device
+        self.indices = self.config.indices(len(self.data), 0).to(device)
         self.keep, self.loss_sum, self.refused = (torch.zeros((), device=device) for _ in range(3))
         self.generator = torch.Generator(device)
         self.observers: dict[Teacher, Observer] = {}
         self.taps: list[StandingTap] = []
         self.graph = torch.cuda.CUDAGraph()
-        self._capture()
+        self._compile()
+        self._record()
 
     def run(self, start: int, stop: int) -> float:
         """Run a span of steps and look once at what they gave."""
@@ -146,7 +140,7 @@ class CapturedStep(AbstractStep):
         for tap in self.taps:
             tap.close()
 
-    def _capture(self) -> None:
+    def _compile(self) -> None:
         from torch._inductor import config as inductor
 
         # Inductor of torch 2.11 trips over the backward of filter response normalisation with this on.
@@ -156,6 +150,8 @@ class CapturedStep(AbstractStep):
             network.compile()
         for ensemble, feature in self.method.teachers():
             self.observers[ensemble, feature] = self._compile_observer(ensemble, feature)
+
+    def _record(self) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
