@@ -31,7 +31,7 @@ from ensbridge.recipes.digits import digits
 from ensbridge.recipes.run import build
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import derive_seed
-from ensbridge.train.distill import distill_steps
+from ensbridge.train.distill import distill_together
 from ensbridge.train.fit import fit
 
 FOLDS, SEEDS, MEMBERS = 4, 1, 3
@@ -121,7 +121,7 @@ def bridge_job(job: tuple[dict, int, int, list[dict]]) -> dict[str, torch.Tensor
     straight = {"kl": method(loss="kl")}
     images = train.without_labels()
     fit(Together({**walked, **straight}), images, long)
-    one = distill_steps(walked, images, short)
+    one = distill_together(walked, images, short)
     models = {"5 steps": walked["bridge"], "1 step": one["bridge"], "control": one["control"], **straight}
     return {
         name: nll_per_image(predict(FastEnsemble.of(model), held), held.labels)

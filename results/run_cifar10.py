@@ -28,7 +28,7 @@ from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.recipes.run import build
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig, derive_seed
-from ensbridge.train.distill import distill_steps
+from ensbridge.train.distill import distill_together
 from ensbridge.train.fit import fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -116,7 +116,7 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
     images = data.train.without_labels()
     begun = time.time()
     fit(Together({**walked, **straight}), images, long, progress=progress("bridges"))
-    distilled = distill_steps(walked, images, short, progress=progress("distil"))
+    distilled = distill_together(walked, images, short, progress=progress("distil"))
     minutes = (time.time() - begun) / 60
     named = {
         "5 steps": walked["bridge"],

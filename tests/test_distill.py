@@ -12,7 +12,7 @@ from torch import Tensor
 import _runs
 from ensbridge.data import Augment
 from ensbridge.methods import DiffusionBridge
-from ensbridge.train import FitConfig, distill_steps, fit
+from ensbridge.train import FitConfig, distill_steps, distill_together, fit
 
 STAGES = {"direct": ["5-to-1"], "progressive": ["2-to-1", "3-to-2", "5-to-3"]}
 CONFIG = FitConfig(epochs=2, batch_size=5, lr=1e-2, augment=Augment(mixup=0.4), checkpoint_every=2)
@@ -121,7 +121,7 @@ def test_several_are_distilled_side_by_side(teacher: DiffusionBridge, tmp_path: 
         teacher.ensemble, _runs.score(8), _runs.FEATURE, target=(0,), config=teacher.bridge.config
     )
     states = [_runs.state(each.bridge) for each in (teacher, other)]
-    named = distill_steps({"bridge": teacher, "control": other}, _runs.data(), CONFIG, tmp_path)
+    named = distill_together({"bridge": teacher, "control": other}, _runs.data(), CONFIG, tmp_path)
     assert list(named) == ["bridge", "control"]
     assert folders(tmp_path) == ["5-to-1"]
     assert [each.bridge.steps for each in named.values()] == [1, 1]
@@ -185,7 +185,7 @@ def test_senseless_options_are_refused_before_a_folder_is_made(
 def test_bridges_on_other_times_are_not_distilled_together(teacher: DiffusionBridge, tmp_path: Path) -> None:
     shorter = teacher.with_bridge(teacher.bridge.on_times((0.0, 0.4, 1.0)))
     with pytest.raises(ValueError, match="must walk the same times; long, short do not"):
-        distill_steps({"long": teacher, "short": shorter}, _runs.data(), CONFIG, tmp_path / "run")
+        distill_together({"long": teacher, "short": shorter}, _runs.data(), CONFIG, tmp_path / "run")
     assert folders(tmp_path) == []
 
 

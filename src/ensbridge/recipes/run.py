@@ -30,7 +30,7 @@ from ensbridge.recipes.recipe import Recipe
 from ensbridge.scores import Scores, read_scores
 from ensbridge.train.checkpoint import RunFolder
 from ensbridge.train.config import FitConfig, derive_seed
-from ensbridge.train.distill import distill_steps
+from ensbridge.train.distill import distill_together
 from ensbridge.train.fit import Progress, fit
 
 WORKERS = 2
@@ -109,7 +109,7 @@ def train_bridges(
 
     def long_way(progress: Progress) -> None:
         _fit(Together(walked), images, long, folder / "bridges", progress)
-        distilled.update(distill_steps(walked, images, short, folder / "distilled", progress=progress))
+        distilled.update(distill_together(walked, images, short, folder / "distilled", progress=progress))
 
     def short_way(progress: Progress) -> None:
         _fit(straight, images, long, folder / "bridge-kl", progress)

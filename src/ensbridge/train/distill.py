@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal
 
 from torch import Tensor
 
@@ -19,9 +19,8 @@ Train = ImageSet | Tensor | tuple[Tensor, Tensor]
 Mode = Literal["direct", "progressive"]
 
 
-@overload
 def distill_steps(
-    bridges: DiffusionBridge,
+    bridge: DiffusionBridge,
     train: Train,
     config: FitConfig,
     run_dir: Path | str | None = None,
@@ -29,33 +28,8 @@ def distill_steps(
     mode: Mode | None = None,
     weight: float = 0.5,
     progress: Progress | None = None,
-) -> DiffusionBridge: ...
-
-
-@overload
-def distill_steps(
-    bridges: Mapping[str, DiffusionBridge],
-    train: Train,
-    config: FitConfig,
-    run_dir: Path | str | None = None,
-    *,
-    mode: Mode | None = None,
-    weight: float = 0.5,
-    progress: Progress | None = None,
-) -> dict[str, DiffusionBridge]: ...
-
-
-def distill_steps(
-    bridges: DiffusionBridge | Mapping[str, DiffusionBridge],
-    train: Train,
-    config: FitConfig,
-    run_dir: Path | str | None = None,
-    *,
-    mode: Mode | None = None,
-    weight: float = 0.5,
-    progress: Progress | None = None,
-) -> DiffusionBridge | dict[str, DiffusionBridge]:
-    """Distil one trained bridge, or several side by side, to one step; the teachers are left as they are.
+) -> DiffusionBridge:
+    """Distil a trained bridge to one step; the teacher is left as it is.
 
     mode="direct" goes there at once, with `weight` on the teacher's sample and the rest on the true
     ensemble; mode="progressive" halves the steps stage by stage (5 → 3 → 2 → 1), each stage trained by
@@ -72,11 +46,20 @@ def distill_steps(
     >>> bridge.bridge.steps, one.bridge.steps
     (5, 1)
     """
-    if isinstance(bridges, DiffusionBridge):
-        named = distill_steps(
-            {"bridge": bridges}, train, config, run_dir, mode=mode, weight=weight, progress=progress
-        )
-        return named["bridge"]
+    named = {"bridge": bridge}
+    return distill_together(named, train, config, run_dir, mode, weight, progress)["bridge"]
+
+
+def distill_together(
+    bridges: Mapping[str, DiffusionBridge],
+    train: Train,
+    config: FitConfig,
+    run_dir: Path | str | None = None,
+    mode: Mode | None = None,
+    weight: float = 0.5,
+    progress: Progress | None = None,
+) -> dict[str, DiffusionBridge]:
+    """`distill_steps` for several bridges side by side, whose teachers' passes are shared."""
     current = dict(bridges)
     if not current:
         raise ValueError("there are 0 bridges to distil; give at least 1")
