@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ensbridge import recipes as recipes
     from ensbridge.ensemble import Ensemble as Ensemble
     from ensbridge.ensemble import ensemble_logit as ensemble_logit
+    from ensbridge.ensemble import member_groups as member_groups
     from ensbridge.evaluation import evaluate as evaluate
     from ensbridge.fast_ensemble import FastEnsemble as FastEnsemble
     from ensbridge.schedule import BridgeSample as BridgeSample
@@ -33,6 +34,7 @@ _ROOMS = ("cost", "data", "methods", "metrics", "nets", "recipes")
 _HOMES = {
     "Ensemble": "ensemble",
     "ensemble_logit": "ensemble",
+    "member_groups": "ensemble",
     "evaluate": "evaluation",
     "FastEnsemble": "fast_ensemble",
     "BridgeSample": "schedule",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,27 @@ def ensemble_logit(logits: Tensor) -> Tensor:
 def at_least_float32(logits: Tensor) -> Tensor:
     """Logits in float32, or in float64 where they are that already."""
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def member_groups(members: int, bridges: int) -> list[tuple[int, ...]]:
+    """Deal members to bridges that share the first as their source, in order and as evenly as possible.
+
+    Each group names members by index; the source is in all of them, another member in one.
+
+    >>> member_groups(5, 2), member_groups(6, 2)
+    ([(0, 1, 2), (0, 3, 4)], [(0, 1, 2, 3), (0, 4, 5)])
+    """
+    if members < 2:
+        raise ValueError(f"{members} members were given to bridges; they need at least 2")
+    if not 1 <= bridges <= members - 1:
+        raise ValueError(
+            f"{bridges} bridges were asked for {members} members; each needs a member beside the source, "
+            f"so give 1 to {members - 1}"
+        )
+    each, more = divmod(members - 1, bridges)
+    sizes = [each + (index < more) for index in range(bridges)]
+    ends = list(accumulate(sizes, initial=1))
+    return [(0, *range(start, stop)) for start, stop in pairwise(ends)]
 
 
 class Observation(NamedTuple):
@@ -78,7 +100,7 @@ class Ensemble(nn.Module):
 
     def member_logits(self, images: Tensor) -> Tensor:
         """Every member's logits, (M, B, K)."""
-        return _stack([member(images) for member in self.members])
+        return stack_logits([member(images) for member in self.members])
 
     def forward(self, images: Tensor) -> Tensor:
         """The ensemble's logits (B, K)."""
@@ -87,9 +109,9 @@ class Ensemble(nn.Module):
     @torch.no_grad()
     def observe(self, images: Tensor, feature: str) -> Observation:
         """Run every member once, tapping the source's module `feature` in the same pass; no gradients."""
-        source_logits, tapped = run_tapped(self.source, feature, images)
+        source_logits, tapped = run_tapped(self.source, images, feature)
         others = [member(images) for member in list(self.members)[1:]]
-        return Observation(tapped, _stack([source_logits, *others]))
+        return Observation(tapped, stack_logits([source_logits, *others]))
 
 
 def weights_digest(net: nn.Module) -> str:
@@ -108,7 +130,7 @@ def weights_digest(net: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def _stack(logits: Sequence[Tensor]) -> Tensor:
+def stack_logits(logits: Sequence[Tensor]) -> Tensor:
     """Members' logits as one tensor (M, B, K) of at least float32; what cannot be averaged is refused."""
     shapes = {tuple(each.shape) for each in logits}
     if len(shapes) > 1:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,16 @@ from ensbridge.cost import count_macs, count_params
 from ensbridge.data.loader import ImageSet, as_image_set
 from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.scores import Row, Scores
+from ensbridge.scores import Bin, Method, Reliability, Row, Scores
 
 Data = ImageSet | tuple[Tensor, Tensor]
+
+
+class Aim(NamedTuple):
+    """What a model is to the comparison: its method, and how many members it stands for."""
+
+    method: Method
+    members: int
 
 
 def evaluate(
@@ -26,7 +33,9 @@ def evaluate(
     *,
     reference: Ensemble | None = None,
     target: int | None = None,
+    aims: Mapping[str, Aim] | None = None,
     dataset: str = "test",
+    class_names: Sequence[str] | None = None,
     seed: int = 0,
     batch_size: int = 256,
 ) -> Scores:
@@ -35,7 +44,8 @@ def evaluate(
     `reference` is the ensemble whose members 1..k make the ladder DE-1 … DE-M for DEE, and whose first
     member is the unit of cost; the largest Ensemble among `models` unless given. `target` is the size of
     the ensemble to which the gap is measured, all of the reference unless given. `val` with labels fits
-    the temperature of the calibrated NLL. Models are run in evaluation mode.
+    the temperature of the calibrated NLL. `aims` says what models are where they do not show it, such as
+    a network that was distilled. Models are run in evaluation mode.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
     >>> test = (torch.rand(20, 1, 2, 2), torch.arange(20) % 3)
@@ -45,37 +55,86 @@ def evaluate(
     """
     if not models:
         raise ValueError("there are 0 models to evaluate; give at least 1")
-    test_set, labels = _labelled(test, "test")
-    val_set, val_labels = (None, None) if val is None else _labelled(val, "val")
-    ensemble = _find_reference(models) if reference is None else reference
-    size = len(ensemble) if target is None else target
-    if not 1 <= size <= len(ensemble):
-        raise ValueError(f"target is {target}; the reference has {len(ensemble)} members")
+    ruler = Ruler(_find_reference(models) if reference is None else reference, test, val, target, batch_size)
+    rows = ruler.measure(models, aims)
+    names = tuple(map(str, range(ruler.classes)) if class_names is None else class_names)
+    if len(names) != ruler.classes:
+        raise ValueError(f"class_names are {len(names)}; the members have {ruler.classes} classes")
+    return Scores(dataset, seed, names, environment(ruler.test.images.device), rows)
 
-    ladder = _ladder(ensemble, test_set, batch_size)
-    val_ladder = None if val_set is None else _ladder(ensemble, val_set, batch_size)
-    nlls = [metrics.nll_per_image(log_probs, labels) for log_probs in ladder]
-    ladder_nll = [each.mean().item() for each in nlls]
-    image = test_set.batch(torch.arange(1, device=test_set.images.device))[0]
 
-    def measure(name: str, model: nn.Module) -> Row:
-        rung = _rung(model, ensemble)
-        log_probs = ladder[rung - 1] if rung else predict(model, test_set, batch_size)
-        temperature = None
-        if val_set is not None and val_ladder is not None and val_labels is not None:
-            val_log_probs = val_ladder[rung - 1] if rung else predict(model, val_set, batch_size)
-            temperature = metrics.fit_temperature(val_log_probs, val_labels)
+class Ruler:
+    """What every model is measured against: the test split, the ladder DE-1 … DE-M, and its costs."""
+
+    def __init__(
+        self,
+        reference: Ensemble,
+        test: Data,
+        val: Data | None = None,
+        target: int | None = None,
+        batch_size: int = 256,
+    ) -> None:
+        self.reference, self.batch_size = reference, batch_size
+        self.target = len(reference) if target is None else target
+        if not 1 <= self.target <= len(reference):
+            raise ValueError(f"target is {target}; the reference has {len(reference)} members")
+        self.test, self.labels = _labelled(test, "test")
+        self.val, self.val_labels = (None, None) if val is None else _labelled(val, "val")
+        self.ladder = _ladder(reference, self.test, batch_size)
+        self.val_ladder = None if self.val is None else _ladder(reference, self.val, batch_size)
+        self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.ladder]
+        self.image = self.test.batch(torch.arange(1, device=self.test.images.device))[0]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return self.ladder[0].shape[1]
+
+    def measure(
+        self, models: Mapping[str, nn.Module], aims: Mapping[str, Aim] | None = None
+    ) -> tuple[Row, ...]:
+        """One row for each model."""
+        for name in aims or {}:
+            if name not in models:
+                raise ValueError(f"aims names {name!r}; the models are {', '.join(models)}")
+        return tuple(self._row(name, model, (aims or {}).get(name)) for name, model in models.items())
+
+    def _row(self, name: str, model: nn.Module, aim: Aim | None) -> Row:
+        rung = _rung(model, self.reference)
+        log_probs = self.ladder[rung - 1] if rung else predict(model, self.test, self.batch_size)
+        temperature = self._temperature(model, rung)
+        own, size = metrics.nll_per_image(log_probs, self.labels), self.target
         gap, error = None, None
         if not rung and size > 1:
-            own = metrics.nll_per_image(log_probs, labels)
-            gap, error = metrics.gap_closed(nlls[0].numpy(), own.numpy(), nlls[size - 1].numpy())
-        own_nll = metrics.nll(log_probs, labels)
-        dee = float(rung) if rung else metrics.format_dee(own_nll, ladder_nll)
-        cost = _cost(model, image, ensemble.source)
-        return _row(name, model, cost, log_probs, labels, temperature, dee, gap, error)
+            gap, error = metrics.gap_closed(self.nlls[0].numpy(), own.numpy(), self.nlls[size - 1].numpy())
+        ladder_nll = [each.mean().item() for each in self.nlls]
+        measured, reliability = _measured(log_probs, self.labels, temperature)
+        inferred, bridges, steps = _anatomy(model)
+        method, members = Aim("DE", rung) if rung else aim or inferred
+        return Row(
+            model=name,
+            method=method,
+            members=members,
+            bridges=bridges,
+            steps=steps,
+            **_cost(model, self.image, self.reference.source),
+            acc=100 * measured["acc"],
+            nll=measured["nll"],
+            brier=measured["brier"],
+            ece=measured["ece"],
+            cnll=None if temperature is None else measured["cnll"],
+            temperature=temperature,
+            dee=float(rung) if rung else metrics.format_dee(measured["nll"], ladder_nll),
+            gap=gap,
+            gap_error=error,
+            reliability=reliability,
+        )
 
-    rows = tuple(measure(name, model) for name, model in models.items())
-    return Scores(dataset, seed, ladder[0].shape[1], environment(test_set.images.device), rows)
+    def _temperature(self, model: nn.Module, rung: int) -> float | None:
+        if self.val is None or self.val_ladder is None or self.val_labels is None:
+            return None
+        log_probs = self.val_ladder[rung - 1] if rung else predict(model, self.val, self.batch_size)
+        return metrics.fit_temperature(log_probs, self.val_labels)
 
 
 @torch.no_grad()
@@ -123,38 +182,18 @@ def _cost(model: nn.Module, image: Tensor, one: nn.Module) -> dict[str, Any]:
     }
 
 
-def _row(
-    name: str,
-    model: nn.Module,
-    cost: dict[str, Any],
-    log_probs: Tensor,
-    labels: Tensor,
-    temperature: float | None,
-    dee: float | str,
-    gap: float | None,
-    gap_error: float | None,
-) -> Row:
-    """One model's line, from its predictions."""
-    members, bridges, steps = _anatomy(model)
+def _measured(
+    log_probs: Tensor, labels: Tensor, temperature: float | None
+) -> tuple[dict[str, float], Reliability]:
+    """The metrics of predictions, and their reliability before and after calibration."""
     stream = metrics.MetricStream(temperature=temperature or 1.0)
     stream.update(log_probs, labels)
-    measured = stream.compute()
-    return Row(
-        model=name,
-        members=members,
-        bridges=bridges,
-        steps=steps,
-        **cost,
-        acc=100 * measured["acc"],
-        nll=measured["nll"],
-        brier=measured["brier"],
-        ece=measured["ece"],
-        cnll=None if temperature is None else measured["cnll"],
-        temperature=temperature,
-        dee=dee,
-        gap=gap,
-        gap_error=gap_error,
-    )
+    before, after = tuple(Bin(*each) for each in stream.by_bin()), None
+    if temperature is not None:
+        calibrated = metrics.MetricStream()
+        calibrated.update((log_probs / temperature).log_softmax(-1), labels)
+        after = tuple(Bin(*each) for each in calibrated.by_bin())
+    return stream.compute(), Reliability(before, after)
 
 
 def _rung(model: nn.Module, reference: Ensemble) -> int:
@@ -165,13 +204,15 @@ def _rung(model: nn.Module, reference: Ensemble) -> int:
     return len(members) if same else 0
 
 
-def _anatomy(model: nn.Module) -> tuple[int, int, int]:
-    """Members that a model has or stands for, its bridges and their steps."""
+def _anatomy(model: nn.Module) -> tuple[Aim, int, int]:
+    """What a model shows of its aim, its bridges and their steps."""
     if isinstance(model, Ensemble):
-        return len(model), 0, 0
+        return Aim("DE", len(model)), 0, 0
     if isinstance(model, FastEnsemble):
-        return model.members, len(model.bridges), max(bridge.steps for bridge in model.each_bridge())
-    return 1, 0, 0
+        method: Method = "BN" if model.average_source else "DBN"
+        aim = Aim("control" if model.members == 1 else method, model.members)
+        return aim, len(model.bridges), max(bridge.steps for bridge in model.each_bridge())
+    return Aim("other", 1), 0, 0
 
 
 def _find_reference(models: Mapping[str, nn.Module]) -> Ensemble:

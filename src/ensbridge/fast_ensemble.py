@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.ensemble import at_least_float32, ensemble_logit
+from ensbridge.methods.bridge_network import BridgeNetwork, FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, DiffusionBridge
 from ensbridge.nets.tap import find_module, run_tapped
 
@@ -17,7 +18,8 @@ class FastEnsemble(nn.Module):
 
     Called on images it returns logits (B, K), whose softmax is the mean of the bridges' predictions, divided
     by `temperature`, 1 unless it was calibrated. With several bridges the source, part of each bridge's
-    target, weighs more than another member: 1/3 against 1/6 each for five members and two bridges.
+    target, weighs more than another member: 1/3 against 1/6 each for five members and two bridges. With
+    `average_source` the source's own prediction is part of the mean, as bridge networks (BN) have it.
 
     >>> from ensbridge.nets import ResNet, ScoreNet
     >>> source = ResNet((1,), (8,), 3, stem=8)
@@ -30,11 +32,12 @@ class FastEnsemble(nn.Module):
     def __init__(
         self,
         source: nn.Module,
-        bridges: Sequence[Bridge],
+        bridges: Sequence[Bridge | FeatureBridge],
         feature: str,
         *,
         temperature: float = 1.0,
         members: int | None = None,
+        average_source: bool = False,
     ) -> None:
         super().__init__()
         if len(bridges) == 0:
@@ -46,29 +49,45 @@ class FastEnsemble(nn.Module):
         self.bridges = nn.ModuleList(bridges)
         self.feature = feature
         self.temperature = float(temperature)
+        self.average_source = average_source
         # How many members the bridges stand for, the source included: at least one other for each bridge.
         self.members = 1 + len(bridges) if members is None else members
 
     @classmethod
-    def of(cls, *methods: DiffusionBridge) -> FastEnsemble:
-        """The network that trained bridges make with the source they share."""
+    def of(cls, *methods: DiffusionBridge | BridgeNetwork) -> FastEnsemble:
+        """The network that trained bridges, all of one kind, make with the source they share."""
         if not methods:
             raise ValueError("a FastEnsemble was given 0 bridges; it needs at least 1")
-        first = methods[0]
-        if any(m.ensemble.source is not first.ensemble.source or m.feature != first.feature for m in methods):
-            raise ValueError("these bridges do not share one source and one feature; train them on the same")
-        members = len({index for method in methods for index in method.target})
-        return cls(
-            first.ensemble.source, [method.bridge for method in methods], first.feature, members=members
-        )
+        shared = {(type(method), _source(method), method.feature) for method in methods}
+        if len(shared) > 1:
+            raise ValueError(
+                "these bridges do not share their kind, source and feature; train them on the same"
+            )
+        kind, source, feature = shared.pop()
+        others = {other for method in methods for other in _members(method)} - {source}
+        bridges = [method.bridge for method in methods]
+        return cls(source, bridges, feature, members=1 + len(others), average_source=kind is BridgeNetwork)
 
-    def each_bridge(self) -> list[Bridge]:
+    def each_bridge(self) -> list[Bridge | FeatureBridge]:
         """The bridges, with their type."""
-        return [bridge for bridge in self.bridges if isinstance(bridge, Bridge)]
+        return [bridge for bridge in self.bridges if isinstance(bridge, Bridge | FeatureBridge)]
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K)."""
-        logits, feature = run_tapped(self.source, self.feature, images)
+        logits, feature = run_tapped(self.source, images, self.feature)
         logits = at_least_float32(logits)
-        ends = torch.stack([bridge(feature, logits) for bridge in self.bridges])
-        return ensemble_logit(ends) / self.temperature
+        ends = [bridge(feature, logits) for bridge in self.bridges]
+        return (
+            ensemble_logit(torch.stack([logits, *ends] if self.average_source else ends)) / self.temperature
+        )
+
+
+def _members(method: DiffusionBridge | BridgeNetwork) -> list[nn.Module]:
+    """The members that a bridge stands for; a curve's centre stands for its other end."""
+    if isinstance(method, DiffusionBridge):
+        return [method.ensemble.members[index] for index in method.target]
+    return list(method.centres.members)
+
+
+def _source(method: DiffusionBridge | BridgeNetwork) -> nn.Module:
+    return method.ensemble.source if isinstance(method, DiffusionBridge) else method.source.source

@@ -157,6 +157,14 @@ class MetricStream:
             "count": count,
         }
 
+    def by_bin(self) -> list[tuple[int, float | None, float | None]]:
+        """Each confidence bin's images, mean confidence and accuracy; the means of an empty bin are None."""
+        table = self._sums[3:].view(3, self.bins).T.tolist()
+        return [
+            (int(seen), confidence / seen, right / seen) if seen else (0, None, None)
+            for seen, right, confidence in table
+        ]
+
     def state(self) -> Tensor:
         """All sums as one flat float64 tensor: the sum of the states of shards is the state of the whole."""
         return self._sums.clone()

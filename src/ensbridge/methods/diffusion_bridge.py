@@ -266,7 +266,7 @@ class DiffusionBridge(AbstractMethod):
     @torch.no_grad()
     def log_probs(self, images: Tensor) -> Tensor:
         """The prediction of source and bridge together."""
-        logits, feature = run_tapped(self.ensemble.source, self.feature, images)
+        logits, feature = run_tapped(self.ensemble.source, images, self.feature)
         return self.bridge(feature, at_least_float32(logits)).log_softmax(-1)
 
     def networks(self) -> Sequence[nn.Module]:

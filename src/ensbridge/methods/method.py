@@ -10,40 +10,67 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensbridge.ensemble import Ensemble, Observation
+from ensbridge.ensemble import Ensemble, Observation, stack_logits
+from ensbridge.nets.tap import run_tapped
 
-Teacher = tuple[Ensemble, str]  # an ensemble, and the feature of its source that is read
-Observer = Callable[[Tensor], Observation]
+Teacher = tuple[Ensemble, str | None]  # an ensemble, and the feature of its source that is read, if any
+Runner = Callable[[Tensor], tuple[Tensor, ...]]  # a network's pass: its logits, then its tapped features
 
 
 @dataclass(frozen=True)
 class Batch:
     """A batch of training images with the randomness of its step.
 
-    Teachers' outputs are computed once and shared: methods that are trained together and observe the same
-    ensemble at the same feature get the same answer.
+    Each teacher network runs once, whichever methods and ensembles ask for it, and without gradients.
+    `taps` names the features to keep of each network; `runners` are compiled passes, if any.
 
     >>> ensemble = Ensemble([nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)])
     >>> batch = Batch(torch.rand(5, 1, 2, 2), None)
-    >>> batch.observe(ensemble, "0") is batch.observe(ensemble, "0")
+    >>> batch.observe(ensemble, "0").logits.equal(batch.member_logits(ensemble))
     True
     """
 
     images: Tensor  # (B, C, H, W)
     labels: Tensor | None  # (B,)
     generator: torch.Generator | None = None
-    observers: Mapping[Teacher, Observer] = field(default_factory=dict, repr=False)  # compiled ones, if any
-    _observed: dict[Teacher, Observation] = field(default_factory=dict, repr=False)
+    taps: Mapping[nn.Module, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    runners: Mapping[nn.Module, Runner] = field(default_factory=dict, repr=False)
+    _seen: dict[nn.Module, dict[str | None, Tensor]] = field(default_factory=dict, repr=False)
 
     def observe(self, ensemble: Ensemble, feature: str) -> Observation:
-        """What the ensemble says of these images, and the source's `feature`; without gradients."""
-        key = (ensemble, feature)
-        if key not in self._observed:
-            observer = self.observers.get(key)
-            self._observed[key] = (
-                observer(self.images) if observer else ensemble.observe(self.images, feature)
-            )
-        return self._observed[key]
+        """What the ensemble says of these images, and the source's `feature`."""
+        tapped = self._run(ensemble.source, feature)[feature]
+        return Observation(tapped, self.member_logits(ensemble))
+
+    def member_logits(self, ensemble: Ensemble) -> Tensor:
+        """Every member's logits (M, B, K)."""
+        return stack_logits([self._run(member)[None] for member in ensemble.members])
+
+    def _run(self, network: nn.Module, feature: str | None = None) -> dict[str | None, Tensor]:
+        """A network's outputs: its logits under None, its features under their names."""
+        if feature not in self._seen.get(network, {}):
+            features = self.taps.get(network, () if feature is None else (feature,))
+            runner = self.runners.get(network)
+            with torch.no_grad():
+                outputs = runner(self.images) if runner else run_tapped(network, self.images, *features)
+            self._seen.setdefault(network, {}).update(zip((None, *features), outputs, strict=True))
+        return self._seen[network]
+
+
+def taps_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, ...]]:
+    """Every network that the teachers run, with the features that are read of it.
+
+    >>> ensemble = Ensemble([nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)])
+    >>> list(taps_of([(ensemble, "1"), (ensemble, None), (ensemble.first(1), "0")]).values())
+    [('1', '0'), ()]
+    """
+    taps: dict[nn.Module, tuple[str, ...]] = {}
+    for ensemble, feature in teachers:
+        for member in ensemble.members:
+            taps.setdefault(member, ())
+        if feature is not None and feature not in taps[ensemble.source]:
+            taps[ensemble.source] += (feature,)
+    return taps
 
 
 @dataclass(frozen=True)
@@ -91,6 +118,14 @@ class AbstractMethod(ABC):
     def log_probs(self, images: Tensor) -> Tensor:
         """Predicted log-probabilities (B, K)."""
 
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """The losses that are trained on and logged, each of weights of its own."""
+        return {"loss": self.loss(batch)}
+
+    def averages(self) -> Sequence[tuple[str, EmaRule]]:
+        """The parts of the student whose weights are averaged, by name ("" is all of it)."""
+        return [("", self.ema)] if self.ema else []
+
     def networks(self) -> Sequence[nn.Module]:
         """The trained networks that the loss calls, which may be compiled."""
         return [self.student]
@@ -107,8 +142,8 @@ class AbstractMethod(ABC):
 class Together(AbstractMethod):
     """Several methods trained side by side on the same batches, their teachers' passes shared.
 
-    The loss is the sum. Students share no weights and optimisers act on each weight alone, so that each
-    learns what it would alone on these batches. All must follow the same EMA rule.
+    Students share no weights and optimisers act on each weight alone, so that each learns what it would
+    alone on these batches.
 
     >>> from ensbridge.methods import DeepEnsemble
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
@@ -119,15 +154,26 @@ class Together(AbstractMethod):
     """
 
     def __init__(self, methods: Mapping[str, AbstractMethod]) -> None:
-        if len({method.ema for method in methods.values()}) != 1:
-            raise ValueError(f"methods trained together need one EMA rule; {', '.join(methods)} have several")
+        if not methods:
+            raise ValueError("there are 0 methods to train together; give at least 1")
         self.methods = dict(methods)
         self.student = nn.ModuleDict({name: method.student for name, method in methods.items()})
-        self.ema = next(iter(methods.values())).ema
 
     def loss(self, batch: Batch) -> Tensor:
         """The sum of the methods' losses."""
-        return torch.stack([method.loss(batch) for method in self.methods.values()]).sum()
+        return torch.stack(list(self.losses(batch).values())).sum()
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Each method's loss under its name."""
+        return {name: method.loss(batch) for name, method in self.methods.items()}
+
+    def averages(self) -> Sequence[tuple[str, EmaRule]]:
+        """Each method's own."""
+        return [
+            (f"{name}.{part}".rstrip("."), rule)
+            for name, method in self.methods.items()
+            for part, rule in method.averages()
+        ]
 
     def log_probs(self, images: Tensor) -> Tensor:
         """Not defined: several methods make several predictions."""

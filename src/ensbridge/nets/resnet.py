@@ -19,6 +19,7 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, bias: bool) -> None:
         super().__init__()
+        self.inputs, self.outputs, self.stride, self.bias = inputs, outputs, stride, bias
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=bias)
         self.norm1 = FRN(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=bias)
@@ -87,7 +88,7 @@ class ResNet(nn.Module):
             inputs = width
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(inputs, classes)
-        self.apply(_initialise)
+        self.apply(initialise)
         # Channels last is faster on CPUs and GPUs alike; forward lays the images out to match.
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
@@ -101,6 +102,28 @@ class ResNet(nn.Module):
         images = images.contiguous(memory_format=torch.channels_last)
         x = self.stages(self.stem((images - self.mean) / self.std))
         return self.head(x.mean((2, 3)))
+
+    def blocks(self) -> dict[str, BasicBlock]:
+        """The residual blocks in their order, by name.
+
+        >>> list(ResNet((2, 1), (8, 16), classes=3, stem=8).blocks())
+        ['stages.0.0', 'stages.0.1', 'stages.1.0']
+        """
+        return {name: module for name, module in self.named_modules() if isinstance(module, BasicBlock)}
+
+    def block_at(self, share: float = 0.8) -> str:
+        """The name of the block at a share of the depth, at least one block from the end.
+
+        >>> ResNet.resnet32x2(10).block_at(0.8), ResNet.resnet34(200).block_at(0.8)
+        ('stages.2.1', 'stages.2.5')
+        """
+        names = list(self.blocks())
+        if len(names) < 2 or not 0 < share < 1:
+            raise ValueError(
+                f"the block at {share} of {len(names)} was asked for; give a share between 0 and 1 of at "
+                "least 2 blocks"
+            )
+        return names[min(max(round(share * len(names)), 1), len(names) - 1) - 1]
 
     @classmethod
     def resnet32x2(cls, classes: int) -> ResNet:
@@ -130,7 +153,7 @@ class ResNet(nn.Module):
         return cls((3, 4, 6, 3), (64, 128, 256, 512), classes, stem=64, bias=bias)
 
 
-def _initialise(module: nn.Module) -> None:
+def initialise(module: nn.Module) -> None:
     """He-normal weights and zero biases."""
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

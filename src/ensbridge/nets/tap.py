@@ -1,10 +1,13 @@
-"""A feature by module name from any network, in the same forward pass."""
+"""Features by module name from any network, in the same forward pass."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from torch import Tensor, nn
+
+Hook = Callable[[nn.Module, object, Tensor], None]
 
 
 def find_module(net: nn.Module, name: str) -> nn.Module:
@@ -22,29 +25,34 @@ def find_module(net: nn.Module, name: str) -> nn.Module:
     return modules[name]
 
 
-def run_tapped(net: nn.Module, feature: str, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Run `net` once and return its output and the output of its module `feature`.
+def run_tapped(net: nn.Module, images: Tensor, *features: str) -> tuple[Tensor, ...]:
+    """Run `net` once and return its output, then the output of each module in `features`.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
-    >>> logits, h = run_tapped(net, "0", torch.rand(2, 4))
+    >>> logits, h = run_tapped(net, torch.rand(2, 4), "0")
     >>> logits.shape, h.shape
     (torch.Size([2, 3]), torch.Size([2, 8]))
     """
-    caught: list[Tensor] = []
+    caught: dict[str, list[Tensor]] = {feature: [] for feature in features}
     own = threading.get_ident()
 
-    def catch(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-        # Another thread that runs the same network meanwhile passes here too; its feature is not ours.
-        if threading.get_ident() == own:
-            caught.append(output)
+    def catch(feature: str) -> Hook:
+        def hook(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            # Another thread that runs the same network meanwhile passes here too; its feature is not ours.
+            if threading.get_ident() == own:
+                caught[feature].append(output)
 
-    handle = find_module(net, feature).register_forward_hook(catch)
+        return hook
+
+    modules = [(feature, find_module(net, feature)) for feature in features]
+    handles = [module.register_forward_hook(catch(feature)) for feature, module in modules]
     try:
         logits = net(images)
     finally:
-        handle.remove()
-    return logits, _only(caught, feature)
+        for handle in handles:
+            handle.remove()
+    return logits, *(_only(caught[feature], feature) for feature in features)
 
 
 def _only(caught: list[Tensor], feature: str) -> Tensor:
@@ -56,7 +64,7 @@ def _only(caught: list[Tensor], feature: str) -> Tensor:
 
 
 class StandingTap(nn.Module):
-    """A network that also returns a feature, through a hook that stands until `close()`.
+    """A network that also returns features, through hooks that stand until `close()`.
 
     `run_tapped` comes and goes with each call, which torch.compile cannot trace; this can be compiled, and
     is for one thread.
@@ -67,22 +75,27 @@ class StandingTap(nn.Module):
     [torch.Size([2, 3]), torch.Size([2, 8])]
     """
 
-    def __init__(self, net: nn.Module, feature: str) -> None:
+    def __init__(self, net: nn.Module, *features: str) -> None:
         super().__init__()
         self.net = net
-        self._feature = feature
-        self._caught: list[Tensor] = []
-        self._handle = find_module(net, feature).register_forward_hook(self._catch)
+        self._caught: dict[str, list[Tensor]] = {feature: [] for feature in features}
+        modules = [(feature, find_module(net, feature)) for feature in features]
+        self._handles = [module.register_forward_hook(self._catch(feature)) for feature, module in modules]
 
-    def _catch(self, _module: nn.Module, _inputs: object, output: Tensor) -> None:
-        self._caught.append(output)
+    def _catch(self, feature: str) -> Hook:
+        def hook(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            self._caught[feature].append(output)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The network's output and the feature."""
-        self._caught.clear()
+        return hook
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """The network's output and the features."""
+        for caught in self._caught.values():
+            caught.clear()
         logits = self.net(images)
-        return logits, _only(self._caught, self._feature)
+        return logits, *(_only(caught, feature) for feature, caught in self._caught.items())
 
     def close(self) -> None:
-        """Take the hook away."""
-        self._handle.remove()
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()

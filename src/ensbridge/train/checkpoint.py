@@ -24,6 +24,11 @@ OUTPUTS = ("checkpoint-*.safetensors", "log.jsonl", "scores.json", "report.html"
 KEEP = 2  # The newest and one to fall back on.
 
 
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return folder / f"checkpoint-{step:09d}.safetensors"
+
+
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors and their metadata atomically as one safetensors file."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -82,7 +87,7 @@ class RunFolder:
 
     def save(self, step: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         """Write the checkpoint of a step and drop those that are no longer needed."""
-        newest = self.path / f"checkpoint-{step:09d}.safetensors"
+        newest = checkpoint_path(self.path, step)
         save_checkpoint(newest, tensors, metadata)
         # Those of later steps are damaged, or this run would have gone on from them.
         kept = [path for path in self._checkpoints() if path <= newest][-KEEP:]

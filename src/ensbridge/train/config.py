@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +52,16 @@ class FitConfig:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
 
+    def other_batches(self, other: FitConfig) -> str | None:
+        """The first field, of those that decide the batches, in which another configuration differs.
+
+        >>> one = FitConfig(epochs=1, batch_size=2, lr=0.1)
+        >>> one.other_batches(FitConfig(epochs=1, batch_size=3, lr=0.2))
+        'batch_size'
+        """
+        fields = ("epochs", "batch_size", "augment", "seed")
+        return next((name for name in fields if getattr(self, name) != getattr(other, name)), None)
+
     def total_steps(self, images: int) -> int:
         """How many steps a set of so many images is trained for."""
         return max(1, round(self.epochs * images / self.batch_size))
@@ -76,6 +86,17 @@ class FitConfig:
         first, last = int(epochs[0]), int(epochs[-1])
         orders = torch.cat([_order(images, self.seed, epoch) for epoch in range(first, last + 1)])
         return orders[positions - first * images]
+
+
+def describe_config(config: FitConfig) -> dict[str, Any]:
+    """What of a configuration decides the result; how often it is saved and logged does not.
+
+    >>> "log_every" in describe_config(FitConfig(epochs=1, batch_size=2, lr=0.1))
+    False
+    """
+    return {
+        key: value for key, value in asdict(config).items() if key not in ("checkpoint_every", "log_every")
+    }
 
 
 def derive_seed(*parts: int | str) -> int:

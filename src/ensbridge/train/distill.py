@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -66,13 +66,31 @@ def distill_together(
     chosen = mode or next(iter(current.values())).bridge.config.distillation
     if len({bridge.bridge.times for bridge in current.values()}) != 1:
         raise ValueError(f"bridges distilled together must walk the same times; {', '.join(current)} do not")
-    while (steps := next(iter(current.values())).bridge.steps) > 1:
-        times = (0.0, 1.0) if chosen == "direct" else halved(next(iter(current.values())).bridge.times)
+    for times in distillation_grids(next(iter(current.values())).bridge.times, chosen):
+        steps = next(iter(current.values())).bridge.steps
         stages = {
             name: StepDistillation(bridge, times, mode=chosen, weight=weight)
             for name, bridge in current.items()
         }
-        folder = None if run_dir is None else Path(run_dir) / f"{steps}-to-{len(times) - 1}"
+        folder = None if run_dir is None else Path(run_dir) / stage_name(steps, times)
         fit(Together(stages), train, config, folder, progress)
         current = {name: stage.distilled for name, stage in stages.items()}
     return current
+
+
+def distillation_grids(times: Sequence[float], mode: Mode) -> list[tuple[float, ...]]:
+    """The time grids that bridges on `times` are distilled to, one after the other.
+
+    >>> distillation_grids((0, 0.2, 0.4, 0.6, 0.8, 1), "progressive")
+    [(0, 0.2, 0.6, 1), (0, 0.2, 1), (0, 1)]
+    """
+    grids: list[tuple[float, ...]] = []
+    while len(times) > 2:
+        times = (0.0, 1.0) if mode == "direct" else halved(times)
+        grids.append(times)
+    return grids
+
+
+def stage_name(steps: int, times: Sequence[float]) -> str:
+    """The folder of one stage, such as "5-to-1"."""
+    return f"{steps}-to-{len(times) - 1}"

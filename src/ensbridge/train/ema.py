@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -9,26 +11,40 @@ from ensbridge.methods.method import EmaRule
 
 
 class Average:
-    """An exponential moving average of a student's state, weights and running statistics alike."""
+    """Exponential moving averages of parts of a student, weights and running statistics alike.
 
-    def __init__(self, rule: EmaRule, student: nn.Module) -> None:
-        self.rule = rule
-        self.tensors = {name: tensor.detach().clone() for name, tensor in student.state_dict().items()}
+    `rules` names the parts by prefix ("" is the whole student), each with its own rule.
+
+    >>> student = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)})
+    >>> sorted(Average(student, [("a", EmaRule(0.9))]).tensors)
+    ['a.bias', 'a.weight']
+    """
+
+    def __init__(self, student: nn.Module, rules: Sequence[tuple[str, EmaRule]]) -> None:
+        self.rules = [rule for _, rule in rules]
+        self.tensors: dict[str, Tensor] = {}
         live = student.state_dict(keep_vars=True)
-        floating = [name for name, tensor in self.tensors.items() if tensor.is_floating_point()]
-        self._average, self._live = [self.tensors[n] for n in floating], [live[n] for n in floating]
-        counters = [name for name in self.tensors if name not in set(floating)]
-        self._counters = [(self.tensors[name], live[name]) for name in counters]
+        self._parts: list[list[tuple[Tensor, Tensor]]] = []  # of each rule: (average, live) pairs
+        for prefix, _ in rules:
+            names = [name for name in live if name.startswith(f"{prefix}." if prefix else "")]
+            self.tensors |= {name: live[name].detach().clone() for name in names}
+            self._parts.append([(self.tensors[name], live[name]) for name in names])
+
+    def keeps(self, step: int) -> list[float]:
+        """The share of the old average that stays at a step, for each rule."""
+        return [rule.keep(step) for rule in self.rules]
 
     @torch.no_grad()
-    def follow(self, keep: Tensor | float) -> None:
-        """average ← keep·average + (1 - keep)·student; `keep` may live on the device."""
-        for average, live in zip(self._average, self._live, strict=True):
-            average += (live - average) * (1 - keep)
-        for kept, live in self._counters:
-            kept.copy_(live)
+    def follow(self, keeps: Sequence[Tensor | float]) -> None:
+        """average ← keep·average + (1 - keep)·student; a keep may live on the device."""
+        for keep, part in zip(keeps, self._parts, strict=True):
+            for average, live in part:
+                if average.is_floating_point():
+                    average += (live - average) * (1 - keep)
+                else:
+                    average.copy_(live)
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up the average of a checkpoint, in place."""
         for name, tensor in tensors.items():
             self.tensors[name].copy_(tensor)

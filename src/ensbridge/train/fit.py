@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ensbridge.data.loader import ImageSet, as_image_set
-from ensbridge.methods.method import AbstractMethod
-from ensbridge.train.checkpoint import RunFolder
-from ensbridge.train.config import FitConfig
+from ensbridge.methods.method import AbstractMethod, Batch, taps_of
+from ensbridge.train.checkpoint import RunFolder, checkpoint_path
+from ensbridge.train.config import FitConfig, describe_config
 from ensbridge.train.ema import Average
-from ensbridge.train.step import CapturedStep, EagerStep, make_optimizer
+from ensbridge.train.optimizers import Configs, Optimizers, shared_config
+from ensbridge.train.step import CapturedStep, EagerStep
 
 Progress = Callable[[int, int, float], None]
-"""Called as progress(step, total_steps, loss), after each step or, on a GPU, each span of them."""
+"""Called as progress(step, total_steps, loss), after each step or, on a GPU, each span of them; once, with a
+loss of nan, where an earlier run had done everything."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class FitResult:
 def fit(
     method: AbstractMethod,
     train: ImageSet | Tensor | tuple[Tensor, Tensor],
-    config: FitConfig,
+    config: Configs,
     run_dir: Path | str | None = None,
     progress: Progress | None = None,
 ) -> FitResult:
@@ -41,7 +44,8 @@ def fit(
 
     Killed at any moment and run again, it ends on the CPU with the same weights to the bit. The student is
     left in evaluation mode, with its averaged weights where the method asks for an average. Data on a GPU
-    is trained with compiled steps in a CUDA graph.
+    is trained with compiled steps in a CUDA graph. Methods trained `Together` may have a configuration each,
+    by name, which agree in all that decides the batches.
 
     >>> from ensbridge.methods import DeepEnsemble
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -50,16 +54,14 @@ def fit(
     >>> fit(DeepEnsemble([net]), data, FitConfig(epochs=4, batch_size=8, lr=0.1)).steps
     16
     """
-    data = as_image_set(train)
-    total = config.total_steps(len(data))
-    for ensemble, feature in method.teachers():
-        # One image through the teachers: what cannot work says so before anything is written.
-        ensemble.observe(data.batch(torch.zeros(1, dtype=torch.long, device=data.images.device))[0], feature)
+    data, own = as_image_set(train), shared_config(method, config)
+    total = own.total_steps(len(data))
+    _try_teachers(method, data)
     student = method.student.train()
     captured = data.images.is_cuda
-    optimizer = make_optimizer(config, student, captured)
-    average = Average(method.ema, student) if method.ema else None
-    state = _State(student, optimizer, average)
+    optimizers = Optimizers(method, config, total, captured)
+    average = Average(student, method.averages())
+    state = _State(student, optimizers, average)
     folder = None if run_dir is None else RunFolder(run_dir, _describe(method, data, config))
     found = folder.newest() if folder else None
     if found:
@@ -69,33 +71,48 @@ def fit(
     begun, loss = state.step, math.nan
     if begun < total and captured:
         before = {name: tensor.clone() for name, tensor in state.tensors().items()}
-        stepper = CapturedStep(method, data, config, optimizer, average)
+        stepper = CapturedStep(method, data, own, optimizers, average)
         stepper.capture()
         state.load(before)
     else:
-        stepper = EagerStep(method, data, config, optimizer, average)
+        stepper = EagerStep(method, data, own, optimizers, average)
     if found:
         state.load(found[0])
 
+    if begun == total and progress:
+        progress(total, total, loss)
     try:
         while state.step < total:
-            stop = min(state.step + stepper.stride, total, *_next_marks(config, state.step))
-            loss_sum = stepper.run(state.step, stop)
-            state.loss_sum, state.loss_count = state.loss_sum + loss_sum, state.loss_count + stop - state.step
-            state.step, loss = stop, state.loss_sum / state.loss_count
-            if folder and (stop == total or stop % config.log_every == 0):
-                folder.log({"step": stop, "images": stop * config.batch_size, "loss": loss})
-                state.loss_sum, state.loss_count = 0.0, 0
-            if folder and (stop == total or stop % config.checkpoint_every == 0):
+            stop = min(state.step + stepper.stride, total, *_next_marks(own, state.step))
+            state.add(stepper.run(state.step, stop), stop)
+            loss = sum(state.means().values())
+            if folder and (stop == total or stop % own.log_every == 0):
+                parts = state.means() if len(state.sums) > 1 else {}
+                line = {"step": stop, "images": stop * own.batch_size, "loss": loss}
+                folder.log(line | ({"losses": parts} if parts else {}))
+                state.forget()
+            if folder and (stop == total or stop % own.checkpoint_every == 0):
                 state.save(folder)
             if progress:
                 progress(stop, total, loss)
     finally:
         stepper.close()
         student.eval()
-    if average:
-        student.load_state_dict(average.tensors)
+    student.load_state_dict({**student.state_dict(), **average.tensors})
     return FitResult(total, begun, loss)
+
+
+def is_finished(run_dir: Path | str, config: FitConfig, images: int) -> bool:
+    """Whether a run on so many images has gone to its end in this folder."""
+    return checkpoint_path(Path(run_dir), config.total_steps(images)).exists()
+
+
+def _try_teachers(method: AbstractMethod, data: ImageSet) -> None:
+    """Run one image through the teachers: what cannot work says so before anything is written."""
+    image = data.batch(torch.zeros(1, dtype=torch.long, device=data.images.device))[0]
+    batch = Batch(image, None, taps=taps_of(method.teachers()))
+    for ensemble, feature in method.teachers():
+        batch.member_logits(ensemble) if feature is None else batch.observe(ensemble, feature)
 
 
 def _next_marks(config: FitConfig, step: int) -> tuple[int, ...]:
@@ -103,31 +120,46 @@ def _next_marks(config: FitConfig, step: int) -> tuple[int, ...]:
     return tuple(step - step % every + every for every in (config.log_every, config.checkpoint_every))
 
 
-def _describe(method: AbstractMethod, data: ImageSet, config: FitConfig) -> dict[str, object]:
+def _describe(method: AbstractMethod, data: ImageSet, config: Configs) -> dict[str, object]:
     """What makes a run this run; how often it is saved and logged does not."""
-    fit_config = {k: v for k, v in asdict(config).items() if k not in ("checkpoint_every", "log_every")}
+    if isinstance(config, FitConfig):
+        fit_config: dict[str, object] = describe_config(config)
+    else:
+        fit_config = {name: describe_config(each) for name, each in config.items()}
     return {"fit": fit_config, "data": data.fingerprint(), "method": method.describe()}
 
 
 class _State:
-    """Everything that a resumed run needs: weights, their average, the optimiser's memory, the step."""
+    """Everything that a resumed run needs: weights, their average, the optimisers' memory, the step."""
 
-    def __init__(
-        self, student: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Average | None
-    ) -> None:
-        self.student, self.optimizer, self.average = student, optimizer, average
-        self.step, self.loss_sum, self.loss_count = 0, 0.0, 0
+    def __init__(self, student: torch.nn.Module, optimizers: Optimizers, average: Average) -> None:
+        self.student, self.optimizers, self.average = student, optimizers, average
+        self.step = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin the losses' means anew."""
+        self.sums: dict[str, float] = {}
+        self.count = 0
+
+    def add(self, sums: Mapping[str, float], step: int) -> None:
+        """Add the losses of the steps up to `step`."""
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.count, self.step = self.count + step - self.step, step
+
+    def means(self) -> dict[str, float]:
+        """The losses' means since they were forgotten."""
+        return {name: value / self.count for name, value in self.sums.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it but the counts, under names of its parts."""
-        tensors = {f"student/{name}": tensor for name, tensor in self.student.state_dict().items()}
-        if self.average:
-            tensors |= {f"average/{name}": tensor for name, tensor in self.average.tensors.items()}
-        for index, memory in self.optimizer.state_dict()["state"].items():
-            tensors |= {
-                f"optimizer/{index}/{key}": value for key, value in memory.items() if value is not None
-            }
-        return tensors
+        parts = {
+            "student": self.student.state_dict(),
+            "average": self.average.tensors,
+            "optimizer": self.optimizers.tensors(),
+        }
+        return {f"{part}/{name}": each for part, tensors in parts.items() for name, each in tensors.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up saved tensors, in place where they exist: a captured step goes on using the same memory."""
@@ -136,25 +168,13 @@ class _State:
             part, _, rest = name.partition("/")
             parts[part][rest] = tensor
         self.student.load_state_dict(parts["student"])
-        if self.average:
-            self.average.load(parts["average"])
-        memory: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in parts["optimizer"].items():
-            index, _, key = name.partition("/")
-            memory.setdefault(int(index), {})[key] = tensor
-        description = self.optimizer.state_dict()
-        if not description["state"]:
-            self.optimizer.load_state_dict({"state": memory, "param_groups": description["param_groups"]})
-        for index, there in description["state"].items():
-            for key, tensor in there.items():
-                saved = memory.get(index, {}).get(key)
-                if isinstance(tensor, Tensor):
-                    tensor.zero_() if saved is None else tensor.copy_(saved)
+        self.average.load(parts["average"])
+        self.optimizers.load(parts["optimizer"])
 
     def save(self, folder: RunFolder) -> None:
-        counts = {"step": self.step, "loss_sum": self.loss_sum, "loss_count": self.loss_count}
-        folder.save(self.step, self.tensors(), {name: repr(value) for name, value in counts.items()})
+        counts = {"step": self.step, "count": self.count, "sums": self.sums}
+        folder.save(self.step, self.tensors(), {name: json.dumps(value) for name, value in counts.items()})
 
     def read_metadata(self, metadata: Mapping[str, str]) -> None:
-        self.step, self.loss_count = int(metadata["step"]), int(metadata["loss_count"])
-        self.loss_sum = float(metadata["loss_sum"])
+        counts = {name: json.loads(metadata[name]) for name in ("step", "count", "sums")}
+        self.step, self.count, self.sums = counts["step"], counts["count"], counts["sums"]

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
 from ensbridge.data.loader import ImageSet
-from ensbridge.ensemble import Ensemble, Observation
-from ensbridge.methods.method import AbstractMethod, Batch, Observer, Teacher
+from ensbridge.methods.method import AbstractMethod, Batch, Runner, taps_of
 from ensbridge.nets.tap import StandingTap
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.ema import Average
+from ensbridge.train.optimizers import Optimizers
 
 
 class AbstractStep(ABC):
@@ -31,34 +32,27 @@ class AbstractStep(ABC):
         method: AbstractMethod,
         data: ImageSet,
         config: FitConfig,
-        optimizer: torch.optim.Optimizer,
-        average: Average | None,
+        optimizers: Optimizers,
+        average: Average,
     ) -> None:
         self.method, self.data, self.config = method, data, config
-        self.optimizer, self.average = optimizer, average
-        self.total = config.total_steps(len(data))
+        self.optimizers, self.average = optimizers, average
+        self.taps = taps_of(method.teachers())
 
     @abstractmethod
-    def run(self, start: int, stop: int) -> float:
-        """Run steps start … stop - 1 and return the sum of their losses."""
+    def run(self, start: int, stop: int) -> dict[str, float]:
+        """Run steps start … stop - 1 and return the sums of their losses."""
 
     def close(self) -> None:
         """Leave the networks as they were found, but for their weights."""
         return
 
-
-def make_optimizer(config: FitConfig, student: nn.Module, captured: bool = False) -> torch.optim.Optimizer:
-    """The optimiser; a captured step needs its rate on the device and fused kernels."""
-    parameters = list(student.parameters())
-    lr = torch.tensor(config.lr, device=parameters[0].device) if captured else config.lr
-    decay = config.weight_decay
-    if config.optimizer == "adam":
-        return torch.optim.Adam(
-            parameters, lr=lr, weight_decay=decay, fused=captured or None, capturable=captured
+    def refusal(self, problem: str) -> FloatingPointError:
+        """The error of a step that must not be taken."""
+        return FloatingPointError(
+            f"{problem}; the weights were left as they were before it: lower lr "
+            f"(now {self.optimizers.rate:.3g}) or look at the data, then run again"
         )
-    return torch.optim.SGD(
-        parameters, lr=lr, momentum=config.momentum, weight_decay=decay, fused=captured or None
-    )
 
 
 class EagerStep(AbstractStep):
@@ -66,31 +60,41 @@ class EagerStep(AbstractStep):
 
     stride = 1
 
-    def run(self, start: int, stop: int) -> float:
+    def run(self, start: int, stop: int) -> dict[str, float]:
         """Run a span of steps."""
-        return sum(self._step(step) for step in range(start, stop))
+        sums: dict[str, float] = {}
+        for step in range(start, stop):
+            for name, value in self._step(step).items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
 
-    def _step(self, step: int) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr_at(step, self.total)
+    def _step(self, step: int) -> dict[str, float]:
+        self.optimizers.set_rates(step)
         device = self.data.images.device
         generator = torch.Generator(device).manual_seed(derive_seed(self.config.seed, "step", step))
         indices = self.config.indices(len(self.data), step).to(device)
         buffers = [(buffer, buffer.clone()) for buffer in self.method.student.buffers()]
-        loss = self.method.loss(draw_batch(self.data, self.config, indices, generator))
-        value = loss.item()
-        if not math.isfinite(value):
-            for buffer, before in buffers:  # running statistics move in the forward pass
-                buffer.copy_(before)
-            raise _refusal(f"the loss is {value} at step {step + 1}", self.optimizer)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if not bool(_gradient_norm(self.optimizer).isfinite()):
-            raise _refusal(f"a gradient is not finite at step {step + 1}", self.optimizer)
-        self.optimizer.step()
-        if self.average:
-            self.average.follow(self.average.rule.keep(step))
-        return value
+        losses = self.method.losses(draw_batch(self.data, self.config, indices, generator, self.taps))
+        values = {name: loss.item() for name, loss in losses.items()}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                _put_back(buffers)
+                named = "" if name == "loss" else f" of {name}"
+                raise self.refusal(f"the loss{named} is {value} at step {step + 1}")
+        self.optimizers.zero_grad()
+        torch.stack(list(losses.values())).sum().backward()
+        if not bool(self.optimizers.gradient_norm().isfinite()):
+            _put_back(buffers)
+            raise self.refusal(f"a gradient is not finite at step {step + 1}")
+        self.optimizers.step()
+        self.average.follow(self.average.keeps(step))
+        return values
+
+
+def _put_back(buffers: list[tuple[Tensor, Tensor]]) -> None:
+    """Restore running statistics, which move in the forward pass."""
+    for buffer, before in buffers:
+        buffer.copy_(before)
 
 
 class CapturedStep(AbstractStep):
@@ -107,37 +111,37 @@ class CapturedStep(AbstractStep):
         """Compile, warm up and capture; to be called once, before the first span."""
         device = self.data.images.device
         self.indices = self.config.indices(len(self.data), 0).to(device)
-        self.keep, self.loss_sum, self.refused = (torch.zeros((), device=device) for _ in range(3))
+        self.keeps = [torch.zeros((), device=device) for _ in self.average.rules]
+        self.refused = torch.zeros((), device=device)
+        self.sums: dict[str, Tensor] = {}
         self.generator = torch.Generator(device)
-        self.observers: dict[Teacher, Observer] = {}
-        self.taps: list[StandingTap] = []
+        self.runners: dict[nn.Module, Runner] = {}
+        self.standing: list[StandingTap] = []
         self.graph = torch.cuda.CUDAGraph()
         self._compile()
         self._record()
 
-    def run(self, start: int, stop: int) -> float:
+    def run(self, start: int, stop: int) -> dict[str, float]:
         """Run a span of steps and look once at what they gave."""
         self.generator.manual_seed(derive_seed(self.config.seed, "span", start))
         indices = torch.stack([self.config.indices(len(self.data), step) for step in range(start, stop)])
         indices = indices.to(self.indices.device)
         for step in range(start, stop):
             self.indices.copy_(indices[step - start])
-            for group in self.optimizer.param_groups:
-                group["lr"].fill_(self.config.lr_at(step, self.total))
-            if self.average:
-                self.keep.fill_(self.average.rule.keep(step))
+            self.optimizers.set_rates(step)
+            for keep, value in zip(self.keeps, self.average.keeps(step), strict=True):
+                keep.fill_(value)
             self.graph.replay()
-        loss, refused = self.loss_sum.item(), self.refused.item()
-        self.loss_sum.zero_()
+        sums, refused = {name: each.item() for name, each in self.sums.items()}, self.refused.item()
+        for each in self.sums.values():
+            each.zero_()
         if refused:
-            raise _refusal(
-                f"the loss or a gradient is not finite at steps {start + 1} to {stop}", self.optimizer
-            )
-        return loss
+            raise self.refusal(f"the loss or a gradient is not finite at steps {start + 1} to {stop}")
+        return sums
 
     def close(self) -> None:
         """Take the standing taps out of the teachers."""
-        for tap in self.taps:
+        for tap in self.standing:
             tap.close()
 
     def _compile(self) -> None:
@@ -148,8 +152,9 @@ class CapturedStep(AbstractStep):
             inductor.triton.mix_order_reduction = False
         for network in self.method.networks():
             network.compile()
-        for ensemble, feature in self.method.teachers():
-            self.observers[ensemble, feature] = self._compile_observer(ensemble, feature)
+        for network, features in self.taps.items():
+            self.standing.append(StandingTap(network, *features))
+            self.runners[network] = torch.compile(self.standing[-1])
 
     def _record(self) -> None:
         stream = torch.cuda.Stream()
@@ -161,35 +166,24 @@ class CapturedStep(AbstractStep):
         self.graph.register_generator_state(self.generator)
         with torch.cuda.graph(self.graph):
             self._step()
-        self.loss_sum.zero_()
+        for each in self.sums.values():
+            each.zero_()
         self.refused.zero_()
 
-    def _compile_observer(self, ensemble: Ensemble, feature: str) -> Observer:
-        self.taps.append(StandingTap(ensemble.source, feature))
-        source, *others = [torch.compile(net) for net in (self.taps[-1], *list(ensemble.members)[1:])]
-
-        def observe(images: Tensor) -> Observation:
-            with torch.no_grad():
-                logits, tapped = source(images)
-                return Observation(tapped, torch.stack([logits, *(net(images) for net in others)]).float())
-
-        return observe
-
     def _step(self) -> None:
-        batch = draw_batch(self.data, self.config, self.indices, self.generator, self.observers)
+        batch = draw_batch(self.data, self.config, self.indices, self.generator, self.taps, self.runners)
         # The cache of bf16 weights would outlive the capture.
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-            loss = self.method.loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
+            losses = self.method.losses(batch)
+        loss = torch.stack(list(losses.values())).sum()
+        self.optimizers.zero_grad()
         loss.backward()
-        bad = (~torch.isfinite(loss + _gradient_norm(self.optimizer))).float()
-        # Fused kernels take these as a gradient scaler would set them, and skip the update.
-        self.optimizer.found_inf, self.optimizer.grad_scale = bad, None  # type: ignore[attr-defined]
-        self.optimizer.step()
-        if self.average:
-            self.average.follow(self.keep)
+        bad = (~torch.isfinite(loss + self.optimizers.gradient_norm())).float()
+        self.optimizers.step(refuse=bad)
+        self.average.follow(self.keeps)
         self.refused += bad
-        self.loss_sum += loss.detach()
+        for name, each in losses.items():
+            self.sums.setdefault(name, torch.zeros_like(each.detach())).add_(each.detach())
 
 
 def draw_batch(
@@ -197,21 +191,10 @@ def draw_batch(
     config: FitConfig,
     indices: Tensor,
     generator: torch.Generator,
-    observers: dict[Teacher, Observer] | None = None,
+    taps: Mapping[nn.Module, tuple[str, ...]],
+    runners: Mapping[nn.Module, Runner] | None = None,
 ) -> Batch:
     """The augmented batch of the images at `indices`."""
     images, labels = data.batch(indices)
     images = config.augment(images, generator).contiguous()
-    return Batch(images, labels, generator, observers or {})
-
-
-def _gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return nn.utils.get_total_norm(gradients)
-
-
-def _refusal(problem: str, optimizer: torch.optim.Optimizer) -> FloatingPointError:
-    return FloatingPointError(
-        f"{problem}; the weights were left as they were before it: lower lr "
-        f"(now {float(optimizer.param_groups[0]['lr']):.3g}) or look at the data, then run again"
-    )
+    return Batch(images, labels, generator, taps, runners or {})

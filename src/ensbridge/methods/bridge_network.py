@@ -1,0 +1,86 @@
+"""BN: a light network that predicts, from the source's feature, what lies between two members.
+
+Bridge networks (Yun et al., 2023): the curve's centre between the source and another member is a good network
+of its own; the bridge learns its output. The prediction is the mean of the source's and the bridges'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit, weights_digest
+from ensbridge.methods.method import AbstractMethod, Batch, Teacher
+from ensbridge.nets.tap import find_module, run_tapped
+
+
+class FeatureBridge(nn.Module):
+    """The part that is kept: a network from the source's feature to logits."""
+
+    steps = 1  # how often it runs for one prediction
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, h: Tensor, source_logits: Tensor) -> Tensor:
+        """Logits (B, K) from the feature; the source's logits are not read."""
+        return self.net(h).to(source_logits.dtype)
+
+
+class BridgeNetwork(AbstractMethod):
+    """Training of one bridge from the source's `feature` with KL to the centres of curves.
+
+    `centres` are the networks at the middle of the curves from the source, one for the method as published;
+    with several the target is their mean softmax. Labels are never used.
+
+    >>> from ensbridge.nets import ResNet
+    >>> from ensbridge.nets.tail import Tail
+    >>> source, centre = (ResNet((1, 1), (8, 8), 3, stem=8) for _ in range(2))
+    >>> method = BridgeNetwork(source, [centre], Tail(source, "stages.0.0"), "stages.0.0")
+    >>> batch = Batch(torch.rand(4, 3, 8, 8), None)
+    >>> method.loss(batch).ndim, method.log_probs(batch.images).shape
+    (0, torch.Size([4, 3]))
+    """
+
+    def __init__(self, source: nn.Module, centres: Sequence[nn.Module], net: nn.Module, feature: str) -> None:
+        find_module(source, feature)
+        self.source = Ensemble([source]).eval()
+        self.centres = Ensemble(centres).eval()
+        self.feature = feature
+        self.bridge = self.student = FeatureBridge(net)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """KL(centre ‖ bridge), mean over the batch."""
+        seen = batch.observe(self.source, self.feature)
+        log_p = ensemble_logit(batch.member_logits(self.centres)).log_softmax(-1)
+        log_q = self.bridge(seen.feature, seen.logits[0]).log_softmax(-1)
+        return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+
+    @torch.no_grad()
+    def log_probs(self, images: Tensor) -> Tensor:
+        """The mean of the source's and the bridge's softmax."""
+        logits, feature = run_tapped(self.source.source, images, self.feature)
+        logits = at_least_float32(logits)
+        return ensemble_logit(torch.stack([logits, self.bridge(feature, logits)])).log_softmax(-1)
+
+    def networks(self) -> Sequence[nn.Module]:
+        """The light network."""
+        return [self.bridge.net]
+
+    def teachers(self) -> Sequence[Teacher]:
+        """The source at the feature, and the centres."""
+        return [(self.source, self.feature), (self.centres, None)]
+
+    def describe(self) -> dict[str, Any]:
+        """The feature, the teachers and the light network."""
+        return {
+            "method": "bridge_network",
+            "feature": self.feature,
+            "source": weights_digest(self.source),
+            "centres": weights_digest(self.centres),
+            "bridge": str(self.bridge.net),
+        }
