@@ -19,7 +19,8 @@ from ensbridge.methods.method import AbstractMethod
 from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.train.config import FitConfig
 from ensbridge.train.ema import Average
-from ensbridge.train.step import AbstractStep, CapturedStep, EagerStep, make_optimizer
+from ensbridge.train.optimizers import Optimizers
+from ensbridge.train.step import AbstractStep, CapturedStep, EagerStep
 
 
 def member() -> AbstractMethod:
@@ -40,11 +41,11 @@ def bridge(copies: int = 1) -> AbstractMethod:
 
 def stepper(method: AbstractMethod, data: ImageSet, config: FitConfig, captured: bool) -> AbstractStep:
     method.student.train()
-    optimizer = make_optimizer(config, method.student, captured)
-    average = Average(method.ema, method.student) if method.ema else None
+    optimizers = Optimizers(method, config, config.total_steps(len(data)), captured)
+    average = Average(method.student, method.averages())
     if not captured:
-        return EagerStep(method, data, config, optimizer, average)
-    step = CapturedStep(method, data, config, optimizer, average)
+        return EagerStep(method, data, config, optimizers, average)
+    step = CapturedStep(method, data, config, optimizers, average)
     step.capture()
     return step
 
@@ -106,10 +107,9 @@ def agree(data: ImageSet) -> None:
         before = {name: tensor.clone() for name, tensor in method.student.state_dict().items()}
         step = stepper(method, data, config, captured)
         method.student.load_state_dict(before)
-        for memory in step.optimizer.state.values():
-            for value in memory.values():
-                value.zero_()
-        losses.append([step.run(index, index + 1) for index in range(50)])
+        for memory in step.optimizers.tensors().values():
+            memory.zero_()
+        losses.append([sum(step.run(index, index + 1).values()) for index in range(50)])
     difference = max(abs(a - b) / b for a, b in zip(*losses, strict=True))
     print(f"largest relative difference of the loss over 50 steps, captured to eager: {difference:.2e}")
 

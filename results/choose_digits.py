@@ -2,6 +2,7 @@
 
     python results/choose_digits.py task       noise, weight decay and length of the members
     python results/choose_digits.py bridge     temperature, mixup, noise and length of the bridge
+    python results/choose_digits.py rivals     rate and weight decay of ED, EnD² and the bridge networks
 
 The 800 images that are not the test split are cut into four folds; members and bridges are trained on three
 and measured on the fourth, for one seed, all folds' predictions pooled. The test split is never loaded.
@@ -25,10 +26,18 @@ from ensbridge.data.digits import NOISE
 from ensbridge.ensemble import Ensemble, ensemble_logit
 from ensbridge.evaluation import predict
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.methods import DeepEnsemble, DiffusionBridge, Together
+from ensbridge.methods import (
+    BezierCurve,
+    BridgeNetwork,
+    DeepEnsemble,
+    DiffusionBridge,
+    EnsembleDistillation,
+    ProxyEnD2,
+    Together,
+)
 from ensbridge.metrics import nll_per_image
 from ensbridge.recipes.digits import digits
-from ensbridge.recipes.run import build
+from ensbridge.recipes.recipe import build
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import derive_seed
 from ensbridge.train.distill import distill_together
@@ -56,6 +65,11 @@ BRIDGE = [
     {"T": 3.0, "lr": 2e-3},
     {"T": 4.0, "lr": 2e-3},
 ]
+RIVALS = {
+    "ed": [(0.1, 1e-3), (0.1, 1e-4), (0.03, 1e-3), (0.03, 1e-4)],  # rate, weight decay
+    "end2": [(0.1, 1e-3), (0.05, 1e-3), (0.1, 1e-4), (0.05, 1e-4), (0.02, 1e-4)],
+    "bn": [(0.1, 1e-5), (0.03, 1e-5), (0.01, 1e-5)],
+}
 
 
 def folds(noise: float, fold: int) -> tuple[ImageSet, ImageSet]:
@@ -129,9 +143,70 @@ def bridge_job(job: tuple[dict, int, int, list[dict]]) -> dict[str, torch.Tensor
     }
 
 
+def rivals_job(job: tuple[int, int, list[dict], bool]) -> dict[str, torch.Tensor]:
+    """Train every variant of every rival on shared teachers; each one's held-out NLL for each image."""
+    fold, seed, weights, mixed = job
+    torch.set_num_threads(1)
+    recipe = digits()
+    train, held = folds(NOISE, fold)
+    nets = [recipe.member() for _ in weights]
+    for net, state in zip(nets, weights, strict=True):
+        net.load_state_dict(state)
+    ensemble = Ensemble(nets).eval()
+    augment = recipe.bridge_fit.augment if mixed else Augment(noise=0.1)
+    common = replace(recipe.ed_fit, augment=augment, seed=derive_seed(seed, "bridge"))
+    methods: dict = {}
+    for kind, options in RIVALS.items():
+        if kind == "bn" and not mixed:
+            continue
+        for rate, decay in options:
+            config = replace(common, lr=rate, weight_decay=decay)
+            if kind == "bn":
+                for method in bridge_networks(recipe, ensemble, train, seed):
+                    methods[f"bn {rate} {decay} {len(methods)}"] = method, config
+                continue
+            net = build(recipe.member, derive_seed(seed, "student"))
+            method = EnsembleDistillation(ensemble, net) if kind == "ed" else ProxyEnD2(ensemble, net)
+            methods[f"{kind} {rate} {decay}"] = method, config
+    named = {name.replace(".", "_"): each for name, each in methods.items()}
+    fit(
+        Together({name: method for name, (method, _) in named.items()}),
+        train.without_labels(),
+        {name: config for name, (_, config) in named.items()},
+    )
+    models = {name: method.model for name, (method, _) in methods.items() if not name.startswith("bn")}
+    for rate, decay in RIVALS["bn"] if mixed else []:
+        own = [method for name, (method, _) in methods.items() if name.startswith(f"bn {rate} ")]
+        models[f"+2 bn medium {rate} {decay}"] = FastEnsemble.of(*own)
+    return {name: nll_per_image(predict(model, held), held.labels) for name, model in models.items()}
+
+
+def bridge_networks(recipe, ensemble: Ensemble, train: ImageSet, seed: int) -> list[BridgeNetwork]:
+    """Two bridge networks, medium, towards the centres of two curves."""
+    found = []
+    for index in (1, 2):
+        curve = BezierCurve(ensemble.source, ensemble.members[index])
+        fit(curve, train, replace(recipe.curve_fit, seed=derive_seed(seed, "curve", index)))
+        tail = build(lambda: recipe.tail(ensemble.source, 1.0), derive_seed(seed, "tail", index))
+        found.append(BridgeNetwork(ensemble.source, [curve.at(0.5)], tail, recipe.tail_feature))
+    return found
+
+
+def study_rivals(pool, runs: list[tuple[int, int]]) -> None:
+    weights, nll_one, nll_three = trained_members(pool, digits().member_fit.weight_decay, runs)
+    print(f"members: DE-1 {nll_one:.4f}  DE-3 {nll_three:.4f}", flush=True)
+    for mixed in (True, False):
+        parts = pool.map(rivals_job, [(*run, weights[run], mixed) for run in runs], chunksize=1)
+        print("with mixup" if mixed else "without mixup")
+        for name in parts[0]:
+            value = torch.cat([part[name] for part in parts]).mean().item()
+            share = (nll_one - value) / (nll_one - nll_three)
+            print(f"{name:<24} {value:.4f} ({share:+.2f})", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("study", choices=["task", "bridge"])
+    parser.add_argument("study", choices=["task", "bridge", "rivals"])
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--variants", type=int, default=None, help="only the first so many")
     arguments = parser.parse_args()
@@ -140,6 +215,8 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
         if arguments.study == "task":
             study_task(pool, variants, runs)
+        elif arguments.study == "rivals":
+            study_rivals(pool, runs)
         else:
             study_bridge(pool, variants, runs)
 

@@ -29,7 +29,7 @@ from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import BridgeConfig, DeepEnsemble, DiffusionBridge, Together
 from ensbridge.metrics import accuracy, nll
 from ensbridge.nets import ResNet, ScoreNet
-from ensbridge.recipes.run import build
+from ensbridge.recipes.recipe import build
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.distill import distill_together

@@ -1,25 +1,25 @@
-"""The quick start's recipe: scikit-learn's digits, scaled down until two cores do it in under two minutes.
-
-Measured on two CPU cores over seeds 0, 1, 2 (results/quickstart.md): DE-1 NLL 0.725, DE-3 0.505; one network
-and its bridge 0.537, DEE 2.04 ± 0.08 at ×1.247 MACs; its control 0.658, DEE 1.36. Temperature, rate, noise
-and weight decay were chosen by cross-validation on training images (results/choose_digits.py).
-"""
+"""The quick start's recipe: scikit-learn's digits, scaled down until two cores do it in a few minutes."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from torch import nn
 
 from ensbridge.data.augment import Augment
 from ensbridge.data.digits import load_digits
-from ensbridge.methods.diffusion_bridge import BridgeConfig
+from ensbridge.methods.diffusion_bridge import BridgeConfig, Preset
 from ensbridge.nets.resnet import ResNet
 from ensbridge.nets.score import ScoreNet, ZInput
+from ensbridge.nets.tail import Tail
 from ensbridge.recipes.recipe import Recipe
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig
 
+TAIL_FEATURE = "stages.1.0"  # at 0.8 of three blocks: the second
 
-def member() -> nn.Module:
+
+def member() -> ResNet:
     """An FRN-Swish ResNet of 78,426 parameters: the paper's family with one block in each of three stages."""
     return ResNet((1, 1, 1), (16, 32, 64), 10, stem=16, strides=(1, 2, 1), mean=(0.3,), std=(0.4,))
 
@@ -29,26 +29,48 @@ def score(z_input: ZInput) -> ScoreNet:
     return ScoreNet(10, 16, [(1, 16, 1, 1), (3, 24, 1, 2), (3, 32, 1, 1)], 64, z_input=z_input)
 
 
-def digits() -> Recipe:
-    """Five members, one bridge towards the first three.
+def tail(source: nn.Module, width: float) -> nn.Module:
+    """A bridge network of Yun et al. behind the second of three blocks."""
+    assert isinstance(source, ResNet)
+    return Tail(source, TAIL_FEATURE, width)
+
+
+def digits(preset: Preset = "default") -> Recipe:
+    """Five members, bridges towards three and five of them, and every rival with as many image passes.
 
     >>> recipe = digits()
     >>> recipe.members, recipe.target, recipe.bridge.temperature.base
     (5, 3, 2.0)
+    >>> digits("released").end2_predict, digits("paper").ed_fit.augment.mixup
+    ('softmax', 0.0)
     """
-    bridge = BridgeConfig(temperature=TemperatureLaw(base=2.0), ema=0.99)
-    augment = Augment(noise=0.1, mixup=0.4)
+    config = replace(BridgeConfig.preset(preset), temperature=TemperatureLaw(base=2.0), ema=0.99)
+    mixed = Augment(noise=0.1, mixup=0.4)
+    plain = mixed if preset == "default" else Augment(noise=0.1)
+    bridge = FitConfig(epochs=64, batch_size=64, lr=8e-3, augment=mixed)
+    distill = replace(bridge, epochs=8, lr=1e-3)
+    straight = replace(bridge, epochs=bridge.epochs + distill.epochs)  # as many image passes as the bridge
+    sgd = replace(straight, optimizer="sgd")
     return Recipe(
         name="digits",
+        preset=preset,
+        class_names=tuple("0123456789"),
         load=load_digits,
         member=member,
         score=score,
+        tail=tail,
         feature="stages.0.0",
+        tail_feature=TAIL_FEATURE,
         members=5,
         target=3,
         member_fit=FitConfig(epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3),
-        bridge_fit=FitConfig(epochs=64, batch_size=64, lr=8e-3, augment=augment),
-        distill_fit=FitConfig(epochs=8, batch_size=64, lr=1e-3, augment=augment),
-        bridge=bridge,
-        kl_bridge=bridge,
+        bridge_fit=bridge,
+        distill_fit=distill,
+        kl_fit=straight,
+        ed_fit=replace(sgd, lr=0.1, weight_decay=1e-3, augment=plain),
+        end2_fit=replace(sgd, lr=0.05, weight_decay=1e-3, augment=plain),
+        bn_fit=replace(sgd, lr=0.1, weight_decay=1e-5, warmup_steps=47, warmup_lr=1e-3),  # 5 epochs
+        curve_fit=FitConfig(epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3),
+        bridge=config,
+        end2_predict="softmax" if preset == "released" else "dirichlet",
     )

@@ -1,215 +1,160 @@
-"""Stages of a recipe, each resumable: members, bridges, distillation, scores.
-
-Members are independent of each other, so two are trained side by side, in threads of one process: nothing
-is left behind when it is killed, and one thread for each network is faster on small networks than two.
-"""
+"""A recipe from its start to `scores.json`: `train_recipe` and `evaluate_run`, and both in `run_recipe`."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import get_args
 
-import torch
-from torch import nn
-
-from ensbridge.data.digits import Splits
-from ensbridge.data.loader import ImageSet
-from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import evaluate
+from ensbridge.evaluation import Ruler, environment
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.files import write_atomically
-from ensbridge.methods.deep_ensemble import DeepEnsemble
-from ensbridge.methods.diffusion_bridge import BridgeConfig, DiffusionBridge
-from ensbridge.methods.method import AbstractMethod, Together
-from ensbridge.recipes.recipe import Recipe
-from ensbridge.scores import Scores, read_scores
+from ensbridge.files import read_json, write_atomically
+from ensbridge.methods.diffusion_bridge import Preset
+from ensbridge.recipes.digits import digits
+from ensbridge.recipes.experiment import Experiment, Models, Unfinished, train_members
+from ensbridge.recipes.recipe import Recipe, change, describe
+from ensbridge.recipes.stages import STAGES
+from ensbridge.recipes.threads import Reporter, Silent, one_thread
+from ensbridge.recipes.transitions import find_transitions
+from ensbridge.scores import Row, Scores, read_scores
 from ensbridge.train.checkpoint import RunFolder
-from ensbridge.train.config import FitConfig, derive_seed
-from ensbridge.train.distill import distill_together
-from ensbridge.train.fit import Progress, fit
 
-WORKERS = 2
-Job = Callable[[Progress], None]  # work that reports its steps
+RECIPES: dict[str, Callable[[Preset], Recipe]] = {"digits": digits}
+ALL_STAGES = ("members", *STAGES)
+TABLE_STAGES = ("members", "distill", "rivals")  # what the quick start trains
 
 
-class Reporter(Protocol):
-    """Hears how far a run is."""
+@dataclass(frozen=True)
+class Plan:
+    """A recipe by name, preset and changes, so that a run folder can name it."""
 
-    def stage(self, name: str, total: int) -> Callable[[int], None]:
-        """A stage of so many steps begins; the answer is called with the number of steps just done."""
-        ...
+    name: str
+    preset: Preset = "default"
+    changes: tuple[str, ...] = ()
+
+    def recipe(self) -> Recipe:
+        """The recipe itself."""
+        if self.name not in RECIPES:
+            raise ValueError(f"{self.name!r} is not a recipe; there are: {', '.join(RECIPES)}")
+        if self.preset not in get_args(Preset):
+            raise ValueError(f"preset is {self.preset!r}; it must be one of {', '.join(get_args(Preset))}")
+        recipe = RECIPES[self.name](self.preset)
+        for assignment in self.changes:
+            recipe = change(recipe, assignment)
+        return recipe.check()
 
 
-class Silent:
-    """A reporter that says nothing."""
-
-    def stage(self, name: str, total: int) -> Callable[[int], None]:
-        """Begin a stage that nobody watches."""
-        return lambda steps: None
-
-
-def run_recipe(recipe: Recipe, out: Path | str, seed: int = 0, reporter: Reporter | None = None) -> Scores:
-    """Run every stage of a recipe into the folder `out`, or what is left of it, and return the scores."""
-    folder = RunFolder(out, {"recipe": describe(recipe), "seed": seed}).path
-    if (folder / "scores.json").exists():
-        return read_scores(folder)
-    reporter = reporter or Silent()
+def train_recipe(
+    plan: Plan | Recipe,
+    out: Path | str,
+    seed: int = 0,
+    stages: Sequence[str] = TABLE_STAGES,
+    reporter: Reporter | None = None,
+) -> None:
+    """Train the stages of a recipe in the folder `out`, or what is left of them; members come first."""
+    for stage in stages:
+        if stage not in ALL_STAGES:
+            raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(ALL_STAGES)}")
     with one_thread():
-        data = recipe.load()
-        ensemble = train_members(recipe, data, folder, seed, reporter)
-        models = train_bridges(recipe, ensemble, data, folder, seed, reporter)
-        scores = score(recipe, ensemble, models, data, seed)
-    write_atomically(folder / "scores.json", scores.to_json().encode())
-    return scores
+        run = _open(plan, Path(out), seed, reporter or Silent())
+        ensemble = train_members(run)
+        for stage in stages:
+            if stage in STAGES:
+                STAGES[stage](run, ensemble)
 
 
-def train_members(recipe: Recipe, data: Splits, folder: Path, seed: int, reporter: Reporter) -> Ensemble:
-    """Train every member in a folder of its own, two at a time."""
-    steps = recipe.member_fit.total_steps(len(data.train))
-    advance = reporter.stage("members", steps * recipe.members)
-    members = [build(recipe.member, derive_seed(seed, "member", index)) for index in range(recipe.members)]
+def evaluate_run(
+    out: Path | str, plan: Plan | Recipe | None = None, reporter: Reporter | None = None
+) -> tuple[Scores, list[str]]:
+    """Measure what is trained in a run folder and write its `scores.json`; also returns what is missing.
 
-    def job(index: int) -> Job:
-        config = replace(recipe.member_fit, seed=derive_seed(seed, "member", index))
-
-        def run(progress: Progress) -> None:
-            _fit(DeepEnsemble([members[index]]), data.train, config, folder / f"member-{index + 1}", progress)
-
-        return run
-
-    side_by_side([job(index) for index in range(recipe.members)], advance)
-    return Ensemble(members).eval()
-
-
-def train_bridges(
-    recipe: Recipe, ensemble: Ensemble, data: Splits, folder: Path, seed: int, reporter: Reporter
-) -> dict[str, FastEnsemble]:
-    """Train the bridge, its control and the KL bridge on shared teachers, and distil the first two."""
-    first = ensemble.first(recipe.target)
-
-    def bridge(
-        config: BridgeConfig, loss: Literal["bridge", "kl"] = "bridge", target: Sequence[int] | None = None
-    ) -> DiffusionBridge:
-        net = build(lambda: recipe.score(config.z_input), derive_seed(seed, "score"))
-        return DiffusionBridge(first, net, recipe.feature, loss=loss, target=target, config=config)
-
-    walked = {"bridge": bridge(recipe.bridge), "control": bridge(recipe.bridge, target=(0,))}
-    straight = bridge(recipe.kl_bridge, loss="kl")
-    long, short = (
-        replace(each, seed=derive_seed(seed, "bridge")) for each in (recipe.bridge_fit, recipe.distill_fit)
-    )
-    images = data.train.without_labels()
-    advance = reporter.stage("bridges", sum(each.total_steps(len(images)) for each in (long, short, long)))
-    distilled: dict[str, DiffusionBridge] = {}
-
-    def long_way(progress: Progress) -> None:
-        _fit(Together(walked), images, long, folder / "bridges", progress)
-        distilled.update(distill_together(walked, images, short, folder / "distilled", progress=progress))
-
-    def short_way(progress: Progress) -> None:
-        _fit(straight, images, long, folder / "bridge-kl", progress)
-
-    side_by_side([long_way, short_way], advance)
-    return {
-        f"+1 DBN ({recipe.bridge.num_steps} steps)": FastEnsemble.of(walked["bridge"]),
-        "+1 DBN": FastEnsemble.of(distilled["bridge"]),
-        "+1 DBN (KL)": FastEnsemble.of(straight),
-        "control": FastEnsemble.of(distilled["control"]),
-    }
+    The folder names its recipe; `plan` is for recipes of one's own, which no name finds.
+    """
+    out = Path(out)
+    if not (out / "config.json").is_file():
+        raise ValueError(f"{out} is not the folder of a run: it holds no config.json; give one made by train")
+    config = read_json(out / "config.json")
+    if not isinstance(config, dict) or not {"recipe", "seed", "plan"} <= set(config):
+        raise ValueError(f"{out} is a part of a run, or foreign; give the folder that was --out of train")
+    if plan is None:
+        plan = Plan(config["plan"]["name"], config["plan"]["preset"], tuple(config["plan"]["changes"]))
+    with one_thread():
+        run = replace(_open(plan, out, config["seed"], reporter or Silent()), train=False)
+        scores, missing = _measure(run, plan)
+    write_atomically(out / "scores.json", scores.to_json().encode())
+    return scores, missing
 
 
-def score(
-    recipe: Recipe, ensemble: Ensemble, models: dict[str, FastEnsemble], data: Splits, seed: int
+def run_recipe(
+    plan: Plan | Recipe, out: Path | str, seed: int = 0, reporter: Reporter | None = None
 ) -> Scores:
-    """Measure DE-1 … DE-M and the bridges on the test split."""
-    ladder = {f"DE-{count}": ensemble.first(count) for count in range(1, len(ensemble) + 1)}
-    return evaluate(
-        {**ladder, **models},
-        data.test,
-        data.val,
-        reference=ensemble,
-        target=recipe.target,
-        dataset=recipe.name,
-        seed=seed,
-    )
+    """Train the stages of the table and measure them, or read the scores of a run that is complete."""
+    recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
+    RunFolder(out, _description(plan, recipe, seed))
+    if (Path(out) / "scores.json").exists():
+        return read_scores(out)
+    train_recipe(plan, out, seed, TABLE_STAGES, reporter)
+    return evaluate_run(out, plan)[0]
 
 
-def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A network whose starting weights depend on the seed alone; the global randomness is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return factory()
+def _open(plan: Plan | Recipe, out: Path, seed: int, reporter: Reporter) -> Experiment:
+    recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
+    folder = RunFolder(out, _description(plan, recipe, seed)).path
+    return Experiment(recipe, folder, seed, recipe.load(), reporter)
 
 
-def describe(recipe: Recipe) -> dict[str, object]:
-    """What decides a recipe's numbers, in JSON's types."""
-    configs = {
-        key: {k: v for k, v in asdict(value).items() if k not in ("checkpoint_every", "log_every")}
-        for key, value in vars(recipe).items()
-        if isinstance(value, FitConfig | BridgeConfig)
-    }
+def _description(plan: Plan | Recipe, recipe: Recipe, seed: int) -> dict[str, object]:
+    named = plan if isinstance(plan, Plan) else Plan(recipe.name, recipe.preset)
     return {
-        "name": recipe.name,
-        "members": recipe.members,
-        "target": recipe.target,
-        "feature": recipe.feature,
-        "member": str(build(recipe.member, 0)),
-        "score": str(build(lambda: recipe.score(recipe.bridge.z_input), 0)),
-        **configs,
+        "plan": {"name": named.name, "preset": named.preset, "changes": list(named.changes)},
+        "recipe": describe(recipe),
+        "seed": seed,
     }
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread each, so that numbers do not depend on the machine's cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _measure(run: Experiment, plan: Plan | Recipe) -> tuple[Scores, list[str]]:
+    """Rows of every stage that is finished, in the order of the table; the others by name."""
+    recipe = run.recipe
     try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def side_by_side(jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
-    """Run jobs, WORKERS at a time; the first error, or an interrupt, stops them all."""
-    stop = threading.Event()
-
-    def run(job: Job) -> None:
-        torch.set_num_threads(1)  # OpenMP counts threads for each calling thread
-        job(_counted(advance, stop))
-
-    with ThreadPoolExecutor(WORKERS) as pool:
+        ensemble = train_members(run)
+    except Unfinished as error:
+        raise ValueError(
+            f"{run.folder} has no trained members ({error} is not finished); "
+            f"ensbridge train {recipe.name} --stage members --out {run.folder}"
+        ) from error
+    found: dict[str, Models] = {}
+    for stage in STAGES:
         try:
-            futures = [pool.submit(run, job) for job in jobs]
-            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-                future.result()
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+            found[stage] = STAGES[stage](run, ensemble)
+        except Unfinished:
+            continue
+    ruler = Ruler(ensemble, run.data.test, run.data.val, recipe.target)
+    bridges = found.get("distill") or found.get("bridge", {})
+    rows = ruler.measure({f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)})
+    rows += _rows(ruler, {**found.get("rivals", {}), **bridges})
+    several = bridges.get(f"+1 DBN ({recipe.bridge.num_steps} steps)", (None, None))[0]
+    transitions = ()
+    if isinstance(several, FastEnsemble):
+        transitions = find_transitions(several, ensemble.first(recipe.target), ruler.test)
+    changes = ", ".join(plan.changes) if isinstance(plan, Plan) else ""
+    scores = Scores(
+        dataset=recipe.name,
+        seed=run.seed,
+        class_names=recipe.class_names,
+        environment=environment(ruler.test.images.device),
+        rows=rows,
+        settings={"recipe": recipe.name, "preset": recipe.preset, "changes": changes or "none"},
+        transitions=transitions,
+        curves=tuple(run.curves.values()),
+        tradeoff=_rows(ruler, found.get("tradeoff", {})),
+        capacity=_rows(ruler, found.get("capacity", {})),
+    )
+    done = set(found) | ({"bridge"} if "distill" in found else set())
+    return scores, [stage for stage in STAGES if stage not in done]
 
 
-def _fit(method: AbstractMethod, data: ImageSet, config: FitConfig, where: Path, progress: Progress) -> None:
-    """Fit, and count the steps of a part that an earlier run had finished as done."""
-    result = fit(method, data, config, where, progress)
-    if result.resumed_from == result.steps:
-        progress(result.steps, result.steps, result.loss)
-
-
-def _counted(advance: Callable[[int], None], stop: threading.Event) -> Progress:
-    """A progress callback that reports steps as they come, also after a resumed start."""
-    last = 0
-
-    def progress(step: int, total: int, loss: float) -> None:
-        nonlocal last
-        if stop.is_set():
-            raise InterruptedError("another part of the run stopped")
-        advance(step - last if step > last else step)
-        last = step
-
-    return progress
+def _rows(ruler: Ruler, models: Models) -> tuple[Row, ...]:
+    return ruler.measure(
+        {name: model for name, (model, _) in models.items()}, {name: aim for name, (_, aim) in models.items()}
+    )

@@ -1,0 +1,204 @@
+"""One run of a recipe in its folder: parts that are trained, or loaded where they are finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from ensbridge.data.digits import Splits
+from ensbridge.data.loader import ImageSet
+from ensbridge.ensemble import Ensemble, member_groups
+from ensbridge.evaluation import Aim
+from ensbridge.methods.bezier import BezierCurve
+from ensbridge.methods.deep_ensemble import DeepEnsemble
+from ensbridge.methods.diffusion_bridge import DiffusionBridge
+from ensbridge.methods.method import AbstractMethod, Together
+from ensbridge.recipes.recipe import Recipe, build
+from ensbridge.recipes.threads import Job, Reporter, side_by_side
+from ensbridge.scores import Curve, Method
+from ensbridge.train.config import FitConfig, derive_seed
+from ensbridge.train.distill import distill_together, distillation_grids, stage_name
+from ensbridge.train.fit import Progress, fit, is_finished
+
+Group = tuple[int, ...]  # members by index; the source alone is the control
+Models = dict[str, tuple[nn.Module, Aim]]  # by their names in the table
+
+
+class Unfinished(Exception):
+    """A part of a run that was to be loaded has not been trained to its end."""
+
+
+@dataclass
+class Experiment:
+    """A recipe's run: its folder, seed and data, and the curves of what was trained so far.
+
+    With `train=False` nothing is trained: a part that is not finished raises `Unfinished`.
+    """
+
+    recipe: Recipe
+    folder: Path
+    seed: int
+    data: Splits
+    reporter: Reporter
+    train: bool = True
+    curves: dict[str, Curve] = field(default_factory=dict)
+    _homes: dict[tuple[str, str], Path] = field(default_factory=dict)  # of each part and name: its folder
+
+    def fit(
+        self,
+        part: str,
+        methods: Mapping[str, tuple[AbstractMethod, FitConfig]],
+        data: ImageSet,
+        progress: Progress,
+    ) -> None:
+        """Train methods, by name, in one process on shared teachers, or load them where they are finished.
+
+        Methods whose configurations make other batches, as ED without mixup does, are trained in a folder of
+        their own.
+        """
+        for where, names in self._batches(part, methods).items():
+            self._homes |= {(part, name): self.folder / where for name in names}
+            chosen = {name: methods[name][0] for name in names}
+            configs = {name: methods[name][1] for name in names}
+            first = next(iter(configs.values()))
+            if not self.train and not is_finished(self.folder / where, first, len(data)):
+                raise Unfinished(where)
+            config = first if len(set(configs.values())) == 1 else configs
+            fit(Together(chosen), data, config, self.folder / where, progress)
+
+    def _batches(
+        self, part: str, methods: Mapping[str, tuple[AbstractMethod, FitConfig]]
+    ) -> dict[str, list[str]]:
+        """The folders of a part, each with the methods that share their batches."""
+        folders: dict[str, list[str]] = {}
+        for name, (_, config) in methods.items():
+            same = (k for k, v in folders.items() if not config.other_batches(methods[v[0]][1]))
+            folders.setdefault(next(same, f"{part}-{name}" if folders else part), []).append(name)
+        return folders
+
+    def steps(self, *configs: FitConfig) -> int:
+        """How many steps these configurations take."""
+        return sum(config.total_steps(len(self.data.train)) for config in configs)
+
+    def seeded(self, config: FitConfig, *parts: str | int) -> FitConfig:
+        """The configuration with the seed of a part."""
+        return replace(config, seed=derive_seed(self.seed, *parts))
+
+    def keep_curve(self, part: str, name: str, label: str, method: Method) -> None:
+        """Remember a training curve from a part's log, under the label that figures show."""
+        log = self._homes[part, name] / "log.jsonl"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        images = tuple(int(line["images"]) for line in lines)
+        loss = tuple(line["losses"][name] if "losses" in line else line["loss"] for line in lines)
+        self.curves[label] = Curve(label, method, images, loss)
+
+
+def train_members(run: Experiment) -> Ensemble:
+    """Train every member in a folder of its own, two at a time."""
+    recipe = run.recipe
+    advance = run.reporter.stage("members", run.steps(recipe.member_fit) * recipe.members)
+    seeds = [derive_seed(run.seed, "member", index) for index in range(recipe.members)]
+    members = [build(recipe.member, seed) for seed in seeds]
+
+    def job(index: int) -> Job:
+        config = replace(recipe.member_fit, seed=seeds[index])
+        method = DeepEnsemble([members[index]])
+        part = f"member-{index + 1}"
+        return lambda progress: run.fit(part, {"member": (method, config)}, run.data.train, progress)
+
+    side_by_side([job(index) for index in range(recipe.members)], advance)
+    run.keep_curve("member-1", "member", "DE-1", "DE")
+    return Ensemble(members).eval()
+
+
+def train_curves(run: Experiment, ensemble: Ensemble, others: int) -> list[nn.Module]:
+    """Train the curves from the source to the next `others` members; their centres."""
+    config = run.recipe.curve_fit
+    advance = run.reporter.stage("curves", run.steps(config) * others)
+    members = list(ensemble.members)
+    curves = [BezierCurve(members[0], member) for member in members[1 : others + 1]]
+
+    def job(index: int) -> Job:
+        own = {"curve": (curves[index], run.seeded(config, "curve", index + 1))}
+        return lambda progress: run.fit(f"curve-1-{index + 2}", own, run.data.train, progress)
+
+    side_by_side([job(index) for index in range(others)], advance)
+    run.keep_curve("curve-1-2", "curve", "Bezier curve", "BN")
+    return [curve.at(0.5) for curve in curves]
+
+
+def bridges_for(run: Experiment, ensemble: Ensemble, groups: Iterable[Group]) -> dict[Group, DiffusionBridge]:
+    """Untrained bridges from the source to groups of members, with the bridge's own loss."""
+    return {group: _bridge(run, ensemble, group, "bridge") for group in groups}
+
+
+def straight_for(
+    run: Experiment, ensemble: Ensemble, groups: Iterable[Group]
+) -> dict[Group, DiffusionBridge]:
+    """Untrained bridges of one step that learn straight with KL."""
+    return {group: _bridge(run, ensemble, group, "kl") for group in groups}
+
+
+def _bridge(
+    run: Experiment, ensemble: Ensemble, group: Group, loss: Literal["bridge", "kl"]
+) -> DiffusionBridge:
+    config = run.recipe.bridge
+    # A bridge and its control start alike; bridges that are averaged do not.
+    paired = group == (0,) or 1 in group
+    seed = derive_seed(run.seed, "score") if paired else derive_seed(run.seed, "score", *group)
+    net = build(lambda: run.recipe.score(config.z_input), seed)
+    return DiffusionBridge(ensemble, net, run.recipe.feature, loss=loss, target=group, config=config)
+
+
+def train_walk(
+    run: Experiment, part: str, walked: Mapping[Group, DiffusionBridge], progress: Progress
+) -> None:
+    """Train bridges of several steps side by side."""
+    config = run.seeded(run.recipe.bridge_fit, "bridge")
+    methods = {slug(group): (method, config) for group, method in walked.items()}
+    run.fit(part, methods, run.data.train.without_labels(), progress)
+
+
+def train_distillation(
+    run: Experiment, part: str, walked: Mapping[Group, DiffusionBridge], progress: Progress
+) -> dict[Group, DiffusionBridge]:
+    """Distil bridges to one step side by side, at once or stage by stage as their configuration says."""
+    config, steps = run.seeded(run.recipe.distill_fit, "bridge"), run.recipe.bridge.num_steps
+    for grid in grids(run.recipe):
+        where = Path(part) / stage_name(steps, grid)
+        if not run.train and not is_finished(run.folder / where, config, len(run.data.train)):
+            raise Unfinished(str(where))
+        steps = len(grid) - 1
+    named = {slug(group): method for group, method in walked.items()}
+    images = run.data.train.without_labels()
+    distilled = distill_together(named, images, config, run.folder / part, progress=progress)
+    return {group: distilled[slug(group)] for group in walked}
+
+
+def grids(recipe: Recipe) -> list[tuple[float, ...]]:
+    """The time grids that the recipe's bridges are distilled to, one after the other."""
+    return distillation_grids(recipe.bridge.schedule.times().tolist(), recipe.bridge.distillation)
+
+
+def slug(group: Group) -> str:
+    """A group's name in folders and logs.
+
+    >>> slug((0, 3, 4)), slug((0,))
+    ('members-1-4-5', 'control')
+    """
+    return "control" if group == (0,) else "members-" + "-".join(str(index + 1) for index in group)
+
+
+def groups_for(recipe: Recipe, members: int) -> list[Group]:
+    """The groups of as few bridges as stand for so many members with `target` members each.
+
+    >>> from ensbridge.recipes import digits
+    >>> [groups_for(digits(), members) for members in (2, 3, 5)]
+    [[(0, 1)], [(0, 1, 2)], [(0, 1, 2), (0, 3, 4)]]
+    """
+    return member_groups(members, -(-(members - 1) // (recipe.target - 1)))

@@ -1,0 +1,64 @@
+"""What a recipe would train, in lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ensbridge.recipes.experiment import groups_for
+from ensbridge.recipes.recipe import Recipe
+from ensbridge.train.config import FitConfig
+
+
+def outline(recipe: Recipe, stages: Sequence[str]) -> list[str]:
+    """One line for each thing that is trained: its stage, its networks, and how many images each sees.
+
+    >>> from ensbridge.recipes import digits
+    >>> print("\\n".join(outline(digits(), ["members", "bridge"])))
+    members   5 × member                              30 epochs of 600 images, batches of 50: 360 steps
+    bridge    3 × bridge (5 steps)                    64 epochs of 600 images, batches of 64: 600 steps
+    bridge    2 × bridge (KL)                         72 epochs of 600 images, batches of 64: 675 steps
+    """
+    images = len(recipe.load().train)
+    others, every = recipe.target - 1, recipe.members - 1
+    groups = len({tuple(range(recipe.target)), *groups_for(recipe, recipe.members)})
+    walk, distill = recipe.bridge_fit, recipe.distill_fit
+    steps = f"bridge ({recipe.bridge.num_steps} steps)"
+    bridge = [(groups + 1, steps, walk), (2, "bridge (KL)", recipe.kl_fit)]
+    dealt = {group for members in range(2, recipe.members + 1) for group in groups_for(recipe, members)}
+    parts: dict[str, list[tuple[int, str, FitConfig]]] = {
+        "members": [(recipe.members, "member", recipe.member_fit)],
+        "bridge": bridge,
+        "distill": [*bridge, (groups + 1, "bridge, distilled", distill)],
+        "rivals": [
+            (others, "Bezier curve", recipe.curve_fit),
+            (1, "ED", recipe.ed_fit),
+            (1, "EnD²", recipe.end2_fit),
+            (2 * others, "bridge network, small and medium", recipe.bn_fit),
+        ],
+        "tradeoff": [
+            (every, "Bezier curve", recipe.curve_fit),
+            (len(dealt), steps, walk),
+            (len(dealt), "bridge, distilled", distill),
+            (every, "bridge network, medium", recipe.bn_fit),
+        ],
+        "capacity": [
+            (every, "Bezier curve", recipe.curve_fit),
+            (every, steps, walk),
+            (every, "bridge, distilled", distill),
+            (every, "ED", recipe.ed_fit),
+            (every, "EnD²", recipe.end2_fit),
+            (every, "bridge network, medium", recipe.bn_fit),
+        ],
+    }
+    wanted = dict.fromkeys(["members", *stages])
+    if "distill" in wanted:
+        wanted.pop("bridge", None)  # it is a part of the other
+    for stage in wanted:
+        if stage not in parts:
+            raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(parts)}, all")
+    return [_line(stage, *part, images) for stage in wanted for part in parts[stage]]
+
+
+def _line(stage: str, count: int, what: str, config: FitConfig, images: int) -> str:
+    length = f"{config.epochs:g} epochs of {images:,} images, batches of {config.batch_size}"
+    return f"{stage:<9} {f'{count} × {what}':<39} {length}: {config.total_steps(images):,} steps"

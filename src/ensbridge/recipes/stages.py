@@ -1,0 +1,225 @@
+"""The stages of a recipe: each trains what it needs and is not finished, and returns its models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from ensbridge.ensemble import Ensemble
+from ensbridge.evaluation import Aim
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.methods.bridge_network import BridgeNetwork
+from ensbridge.methods.diffusion_bridge import DiffusionBridge
+from ensbridge.methods.distillation import EnsembleDistillation
+from ensbridge.methods.end2 import ProxyEnD2
+from ensbridge.methods.method import AbstractMethod
+from ensbridge.recipes.experiment import (
+    Experiment,
+    Group,
+    Models,
+    bridges_for,
+    grids,
+    groups_for,
+    slug,
+    straight_for,
+    train_curves,
+    train_distillation,
+    train_walk,
+)
+from ensbridge.recipes.recipe import build
+from ensbridge.recipes.threads import side_by_side
+from ensbridge.train.config import FitConfig, derive_seed
+from ensbridge.train.fit import Progress
+
+Trainee = tuple[AbstractMethod, FitConfig]
+CONTROL: Group = (0,)
+
+
+def train_bridges(run: Experiment, ensemble: Ensemble, distill: bool = True) -> Models:
+    """Bridges towards the target and towards all members, their control, and the same straight with KL."""
+    recipe = run.recipe
+    target = tuple(range(recipe.target))
+    groups = list(dict.fromkeys([target, *groups_for(recipe, recipe.members)]))
+    walked = bridges_for(run, ensemble, [*groups, CONTROL])
+    straight = straight_for(run, ensemble.first(recipe.target), [target, CONTROL])
+    fits = [recipe.bridge_fit, recipe.kl_fit, *([recipe.distill_fit] * len(grids(recipe)) if distill else [])]
+    advance = run.reporter.stage("bridges", run.steps(*fits))
+    one_step: dict[Group, DiffusionBridge] = {}
+
+    def long_way(progress: Progress) -> None:
+        train_walk(run, "bridges", walked, progress)
+        if distill:
+            one_step.update(train_distillation(run, "distilled", walked, progress))
+
+    def short_way(progress: Progress) -> None:
+        config = run.seeded(recipe.kl_fit, "bridge")
+        methods = {slug(group): (method, config) for group, method in straight.items()}
+        run.fit("bridges-kl", methods, run.data.train.without_labels(), progress)
+
+    side_by_side([long_way, short_way], advance)
+    several = f"+1 DBN ({recipe.bridge.num_steps} steps)"
+    run.keep_curve("bridges", slug(target), several, "DBN")
+    run.keep_curve("bridges", slug(CONTROL), "control", "control")
+    run.keep_curve("bridges-kl", slug(target), "+1 DBN (KL)", "DBN")
+    models: Models = {several: (FastEnsemble.of(walked[target]), Aim("DBN", recipe.target))}
+    if one_step:
+        models["+1 DBN"] = FastEnsemble.of(one_step[target]), Aim("DBN", recipe.target)
+    models["+1 DBN (KL)"] = FastEnsemble.of(straight[target]), Aim("DBN", recipe.target)
+    if one_step and recipe.members > recipe.target:
+        models |= [_several(recipe.members, one_step, groups_for(recipe, recipe.members))]
+    if one_step:
+        models["control"] = FastEnsemble.of(one_step[CONTROL]), Aim("control", 1)
+    models["control (KL)"] = FastEnsemble.of(straight[CONTROL]), Aim("control", 1)
+    return models
+
+
+def _several(
+    members: int, bridges: dict[Group, DiffusionBridge], groups: Sequence[Group]
+) -> tuple[str, tuple[nn.Module, Aim]]:
+    fast = FastEnsemble.of(*(bridges[group] for group in groups))
+    return f"+{len(groups)} DBN (DE-{members})", (fast, Aim("DBN", members))
+
+
+def train_rivals(run: Experiment, ensemble: Ensemble) -> Models:
+    """ED, EnD² and the bridge networks, small and medium, in one process on shared teachers."""
+    recipe = run.recipe
+    first, others = ensemble.first(recipe.target), recipe.target - 1
+    centres = train_curves(run, ensemble, others)
+    students = _distilled(run, first)
+    networks = {
+        (size, index): _bridge_network(run, ensemble, [centres[index]], width, size, index)
+        for size, width in (("small", 0.5), ("medium", 1.0))
+        for index in range(others)
+    }
+    trainees: dict[str, Trainee] = {
+        "ed": (students[0], run.seeded(recipe.ed_fit, "bridge")),
+        "end2": (students[1], run.seeded(recipe.end2_fit, "bridge")),
+    }
+    bn_fit = run.seeded(recipe.bn_fit, "bridge")
+    trainees |= {f"bn-{size}-{index + 1}": (each, bn_fit) for (size, index), each in networks.items()}
+    _train_rivals(run, "rivals", trainees)
+    run.keep_curve("rivals", "ed", "ED", "ED")
+    run.keep_curve("rivals", "end2", "EnD²", "EnD2")
+    models: Models = {
+        "ED": (students[0].model, Aim("ED", recipe.target)),
+        "EnD²": (students[1].model, Aim("EnD2", recipe.target)),
+    }
+    for size in ("small", "medium"):
+        run.keep_curve("rivals", f"bn-{size}-1", f"BN {size}", "BN")
+        fast = FastEnsemble.of(*(networks[size, index] for index in range(others)))
+        models[f"+{others} BN {size}"] = fast, Aim("BN", recipe.target)
+    return models
+
+
+def train_tradeoff(run: Experiment, ensemble: Ensemble) -> Models:
+    """As many bridges as 2, 3, … members need: DBN with `target` members each, BN medium with one each."""
+    recipe = run.recipe
+    sizes = range(2, recipe.members + 1)
+    dealt = {members: groups_for(recipe, members) for members in sizes}
+    walked = bridges_for(run, ensemble, dict.fromkeys(group for groups in dealt.values() for group in groups))
+    centres = train_curves(run, ensemble, recipe.members - 1)
+    networks = [
+        _bridge_network(run, ensemble, [centre], 1.0, "medium", index) for index, centre in enumerate(centres)
+    ]
+    bn_fit = run.seeded(recipe.bn_fit, "bridge")
+    trainees: dict[str, Trainee] = {f"bn-{index + 1}": (each, bn_fit) for index, each in enumerate(networks)}
+    one_step = _walk_and_rivals(run, "tradeoff", walked, trainees)
+    models: Models = dict(_several(members, one_step, dealt[members]) for members in sizes)
+    for members in sizes:
+        fast = FastEnsemble.of(*networks[: members - 1])
+        models[f"+{members - 1} BN (DE-{members})"] = fast, Aim("BN", members)
+    return models
+
+
+def train_capacity(run: Experiment, ensemble: Ensemble) -> Models:
+    """One network for 2, 3, … teachers: DBN, BN (towards the mean of its curves' centres), ED and EnD²."""
+    recipe = run.recipe
+    sizes = range(2, recipe.members + 1)
+    walked = bridges_for(run, ensemble, [tuple(range(teachers)) for teachers in sizes])
+    centres = train_curves(run, ensemble, recipe.members - 1)
+    trainees: dict[str, Trainee] = {}
+    bn_fit = run.seeded(recipe.bn_fit, "bridge")
+    kept: dict[int, tuple[EnsembleDistillation, ProxyEnD2, BridgeNetwork]] = {}
+    for teachers in sizes:
+        ed, end2 = _distilled(run, ensemble.first(teachers))
+        network = _bridge_network(run, ensemble, centres[: teachers - 1], 1.0, "medium", 0)
+        kept[teachers] = ed, end2, network
+        trainees[f"ed-{teachers}"] = ed, run.seeded(recipe.ed_fit, "bridge")
+        trainees[f"end2-{teachers}"] = end2, run.seeded(recipe.end2_fit, "bridge")
+        trainees[f"bn-{teachers}"] = network, bn_fit
+    one_step = _walk_and_rivals(run, "capacity", walked, trainees)
+    models: Models = {}
+    for teachers, (ed, end2, network) in kept.items():
+        words = f"{teachers} teachers"
+        bridge = one_step[tuple(range(teachers))]
+        models[f"DBN, {words}"] = FastEnsemble.of(bridge), Aim("DBN", teachers)
+        models[f"BN, {words}"] = FastEnsemble.of(network), Aim("BN", teachers)
+        models[f"ED, {words}"] = ed.model, Aim("ED", teachers)
+        models[f"EnD², {words}"] = end2.model, Aim("EnD2", teachers)
+    return models
+
+
+STAGES: dict[str, Callable[[Experiment, Ensemble], Models]] = {
+    "bridge": lambda run, ensemble: train_bridges(run, ensemble, distill=False),
+    "distill": train_bridges,
+    "rivals": train_rivals,
+    "tradeoff": train_tradeoff,
+    "capacity": train_capacity,
+}
+
+
+def _walk_and_rivals(
+    run: Experiment, part: str, walked: dict[Group, DiffusionBridge], trainees: dict[str, Trainee]
+) -> dict[Group, DiffusionBridge]:
+    """Train bridges, and distil them, beside other methods."""
+    recipe = run.recipe
+    fits = [config for _, config in trainees.values()]
+    steps = run.steps(recipe.bridge_fit, *[recipe.distill_fit] * len(grids(recipe)), *_distinct(fits))
+    one_step: dict[Group, DiffusionBridge] = {}
+
+    def bridges(progress: Progress) -> None:
+        train_walk(run, f"{part}-bridges", walked, progress)
+        one_step.update(train_distillation(run, f"{part}-distilled", walked, progress))
+
+    def rivals(progress: Progress) -> None:
+        run.fit(f"{part}-rivals", trainees, run.data.train.without_labels(), progress)
+
+    side_by_side([bridges, rivals], run.reporter.stage(part, steps))
+    return one_step
+
+
+def _train_rivals(run: Experiment, part: str, trainees: dict[str, Trainee]) -> None:
+    fits = _distinct([config for _, config in trainees.values()])
+    advance = run.reporter.stage(part, run.steps(*fits))
+    side_by_side(
+        [lambda progress: run.fit(part, trainees, run.data.train.without_labels(), progress)], advance
+    )
+
+
+def _distinct(configs: Sequence[FitConfig]) -> list[FitConfig]:
+    """One configuration of each kind of batches."""
+    kept: list[FitConfig] = []
+    for config in configs:
+        if all(config.other_batches(each) for each in kept):
+            kept.append(config)
+    return kept
+
+
+def _distilled(run: Experiment, ensemble: Ensemble) -> tuple[EnsembleDistillation, ProxyEnD2]:
+    """Untrained ED and EnD², which start alike."""
+    recipe = run.recipe
+    ed, end2 = (build(recipe.member, derive_seed(run.seed, "student")) for _ in range(2))
+    predict, divisor = recipe.end2_predict, recipe.end2_divisor
+    return (
+        EnsembleDistillation(ensemble, ed, tau=recipe.ed_tau),
+        ProxyEnD2(ensemble, end2, tau=recipe.end2_tau, predict=predict, divisor=divisor),
+    )
+
+
+def _bridge_network(
+    run: Experiment, ensemble: Ensemble, centres: Sequence[nn.Module], width: float, size: str, index: int
+) -> BridgeNetwork:
+    source = ensemble.source
+    net = build(lambda: run.recipe.tail(source, width), derive_seed(run.seed, "tail", size, index))
+    return BridgeNetwork(source, centres, net, run.recipe.tail_feature)
