@@ -1,86 +1,132 @@
 """The answer in two sentences, computed from the rows and never kinder than they are."""
 
+from __future__ import annotations
+
 import math
+from statistics import stdev
 
-from ensbridge.scores import Row, Scores
+from ensbridge.scores import Group, Summary
 
-# A difference below this many standard errors is not called one.
+# A difference below this many errors (or spreads over seeds) is not called one.
 CLEAR = 2.0
 
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_MAIN = "+1 DBN"
 
 
-def main_bridge(scores: Scores) -> Row | None:
+def main_bridge(summary: Summary) -> Group | None:
     """Return the bridge that the headline is about: the plain one-step bridge, else the first.
 
     It is fixed by its name and never by its score, since choosing on the test split would flatter it.
     """
-    bridges = [row for row in scores.rows if row.kind == "bridge"]
-    named = [row for row in bridges if row.model == "+1 DBN"]
-    one_step = [row for row in bridges if row.steps == 1]
+    bridges = [group for group in summary.rows if group.method == "DBN"]
+    named = [group for group in bridges if group.model == _MAIN]
+    one_step = [group for group in bridges if group.first.steps == 1]
     return next(iter(named + one_step + bridges), None)
 
 
-def headline(scores: Scores) -> str:
-    """Say what the bridge costs and how many members it equals, or that it gains nothing."""
-    bridge = main_bridge(scores)
+def main_control(summary: Summary) -> Group | None:
+    """Return the control of the headline's bridge: the one trained the same way, else the first."""
+    bridge = main_bridge(summary)
     if bridge is None:
-        return f"No bridge was measured on {scores.dataset} yet: these are its members and rivals."
-    one = _ensemble(scores, 1)
-    name = "One network + bridge" if bridge.bridges == 1 else f"One network + {bridge.bridges} bridges"
-    cost = f"×{bridge.macs_ratio:.2f} the cost"
-    if one is not None and bridge.nll >= one.nll:
+        return None
+    controls = [group for group in summary.rows if group.method == "control"]
+    way = bridge.model.removeprefix(_MAIN)  # such as " (KL)"
+    named = [group for group in controls if group.model == f"control{way}"]
+    return next(iter(named + controls), None)
+
+
+def headline(summary: Summary) -> str:
+    """Say what the bridge costs and how many members it equals, or that it gains nothing."""
+    bridge = main_bridge(summary)
+    if bridge is None:
+        return f"No bridge was measured on {summary.dataset} yet: these are its members and rivals."
+    row, one = bridge.first, ensemble(summary, 1)
+    name = "One network + bridge" if row.bridges == 1 else f"One network + {row.bridges} bridges"
+    cost = f"×{row.macs_ratio:.2f} the cost"
+    nll = _mean(bridge, "nll")
+    if one is not None and nll >= _mean(one, "nll"):
         return (
-            f"{name} does not beat one network alone: NLL {bridge.nll:.3f} against {one.nll:.3f},"
+            f"{name} does not beat one network alone: NLL {nll:.3f} against {_mean(one, 'nll'):.3f},"
             f" at {cost} (lower NLL is better)."
         )
-    if bridge.gap is not None and bridge.gap_error is not None and bridge.gap < CLEAR * bridge.gap_error:
+    gap, error = bridge.mean("gap"), _gap_error(bridge)
+    if gap is not None and error is not None and gap < CLEAR * error:
         return (
-            f"{name} does not clearly beat one network alone: it closes"
-            f" {bridge.gap:.2f} ± {bridge.gap_error:.2f} of the gap to {_count(bridge.members)}, at {cost}."
+            f"{name} does not clearly beat one network alone: it closes {gap:.2f} ± {error:.2f}"
+            f" of the gap to {_count(row.members)}, at {cost}."
         )
-    target = _ensemble(scores, bridge.members)
+    target = ensemble(summary, row.members)
     real = ""
     if target is not None:
-        real = f" ({_count(bridge.members, 'real member')} cost ×{target.macs_ratio:.1f})"
-    return f"{name}: {cost} of one network, equals {_members(bridge)}{real}."
+        real = f" ({_count(row.members, 'real member')} cost ×{target.first.macs_ratio:.1f})"
+    return f"{name}: {cost} of one network, equals {_members(bridge, spread=True)}{real}."
 
 
-def control_sentence(scores: Scores) -> str:
+def control_sentence(summary: Summary) -> str:
     """Say how much of the bridge's gain is there without any ensemble."""
-    bridge = main_bridge(scores)
+    bridge, control = main_bridge(summary), main_control(summary)
     if bridge is None:
         return ""
-    control = next((row for row in scores.rows if row.kind == "control"), None)
     if control is None:
         return (
             "There is no control row (the same bridge trained towards the source alone), so how much of"
             " this is owed to the ensemble is not known."
         )
     found = f"Without the ensemble — the same bridge trained towards the source alone — {_members(control)}"
-    if control.nll <= bridge.nll:
+    ours, theirs = _mean(bridge, "nll"), _mean(control, "nll")
+    if theirs <= ours:
         return f"{found}: as good or better, so nothing here is shown to come from the ensemble."
-    if bridge.gap is not None and control.gap is not None:
-        # Both are measured on the same images, so this error is an upper bound in practice.
-        error = math.hypot(bridge.gap_error or 0.0, control.gap_error or 0.0)
-        if bridge.gap - control.gap < CLEAR * error:
-            return (
-                f"{found}; the difference (gap {bridge.gap:.2f} against {control.gap:.2f}) is within two"
-                " standard errors, so the ensemble’s own share is not settled by this run."
-            )
+    unsettled = _unsettled(bridge, control)
+    if unsettled:
+        return f"{found}; {unsettled}, so the ensemble’s own share is not settled by this."
     if _members(control) == _members(bridge):
-        return f"{found} too; the ensemble itself lowers NLL from {control.nll:.3f} to {bridge.nll:.3f}."
+        return f"{found} too; the ensemble itself lowers NLL from {theirs:.3f} to {ours:.3f}."
     return f"{found}; the ensemble itself adds the rest."
 
 
-def _ensemble(scores: Scores, members: int) -> Row | None:
-    return next((row for row in scores.rows if row.kind == "ensemble" and row.members == members), None)
+def ensemble(summary: Summary, members: int) -> Group | None:
+    """Return the deep ensemble of so many members, None where it was not measured."""
+    found = (group for group in summary.rows if group.method == "DE" and group.first.members == members)
+    return next(found, None)
 
 
-def _members(row: Row) -> str:
-    if isinstance(row.dee, str):
-        return f"more than {row.dee.removeprefix('>')} members"
-    text = f"{row.dee:.1f}"
+def _unsettled(bridge: Group, control: Group) -> str:
+    """Say why the difference between the two is not clear, or nothing where it is."""
+    ours, theirs = bridge.mean("gap"), control.mean("gap")
+    if ours is None or theirs is None:
+        return ""
+    values = f"(gap {ours:.2f} against {theirs:.2f})"
+    pairs = list(zip(bridge.values("gap"), control.values("gap"), strict=False))
+    if len(pairs) > 1 and len(bridge.values("gap")) == len(control.values("gap")):
+        # Both start from the same source in each run, so the seeds' own luck cancels in the difference.
+        error, what = stdev(a - b for a, b in pairs), "twice its spread over seeds"
+    else:
+        # Both are measured on the same images, so this error is an upper bound in practice.
+        error, what = math.hypot(_gap_error(bridge) or 0.0, _gap_error(control) or 0.0), "two standard errors"
+    return f"the difference {values} is within {what}" if ours - theirs < CLEAR * error else ""
+
+
+def _gap_error(group: Group) -> float | None:
+    """The spread over seeds, or with one run the error over test images."""
+    return group.spread("gap") if len(group.values("gap")) > 1 else group.first.gap_error
+
+
+def _mean(group: Group, name: str) -> float:
+    mean = group.mean(name)
+    assert mean is not None  # acc, nll and dee are in every row
+    return mean
+
+
+def _members(group: Group, *, spread: bool = False) -> str:
+    """How many members a model equals, such as “2.4 members” or “2.4 ± 0.2 members over 3 seeds”."""
+    mean, deviation = _mean(group, "dee"), group.spread("dee")
+    if group.dee_is_bound:
+        text = f"{mean:.1f}".removesuffix(".0")
+        return f"more than {text} members"
+    if spread and deviation is not None:
+        return f"{mean:.1f} ± {deviation:.1f} members over {len(group.rows)} seeds"
+    text = f"{mean:.1f}"
     return f"{text} member" if text == "1.0" else f"{text} members"
 
 

@@ -1,55 +1,115 @@
-"""One self-contained page: the answer, the table, the figure, and how to read them."""
+"""One self-contained page: the answer, the tables, the figures, and how to read them."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from ensbridge.files import open_folder, write_atomically
-from ensbridge.report.figures import cost_quality
 from ensbridge.report.headline import control_sentence, headline, main_bridge
-from ensbridge.scores import COLUMNS, Kind, Scores, cells
+from ensbridge.report.paper import comparison, source
+from ensbridge.report.style import LOOKS, variables
+from ensbridge.scores import COLUMNS, Group, Method, Summary, cells
 
-# The meaning of the rows, told only for the kinds that the table holds.
-_ROW_MEANINGS: dict[Kind, tuple[str, str]] = {
-    "ensemble": ("DE-k", "Deep ensemble of k separately trained networks; DE-1 is one network, the source."),
-    "bridge": (
+if TYPE_CHECKING:
+    from ensbridge.report.writing import Part
+
+# The meaning of the rows, told only for the methods that the table holds.
+_ROW_MEANINGS: dict[Method, tuple[str, str]] = {
+    "DE": ("DE-k", "Deep ensemble of k separately trained networks; DE-1 is one network, the source."),
+    "ED": (
+        "ED",
+        "Ensemble distillation: one new network, trained towards the members’ softened predictions.",
+    ),
+    "EnD2": (
+        "EnD²",
+        "Ensemble distribution distillation: one new network that predicts a Dirichlet distribution over the"
+        " members’ predictions (the proxy form); its mean is the prediction.",
+    ),
+    "BN": (
+        "+L BN",
+        "The source plus L bridge networks, each a copy of its last blocks (small: with half the channels)"
+        " that predicts from an inner feature what lies midway on a low-loss curve to another member.",
+    ),
+    "DBN": (
         "+L DBN",
         "The source plus L diffusion bridges trained towards the ensemble, in one sampling step unless more"
-        " are named; (KL) is the same network trained by KL divergence to the ensemble’s prediction.",
+        " are named; (KL) is the same network trained by KL divergence to the ensemble’s prediction; (DE-k)"
+        " names the target where it is not the usual one.",
     ),
-    "control": ("control", "The same bridge with the source alone as its target: smoothing, no ensemble."),
+    "control": (
+        "control",
+        "The same bridge with the source alone as its target: smoothing, no ensemble. What a bridge gains"
+        " beyond its control is the ensemble’s.",
+    ),
 }
 
 
-def render_page(scores: Scores) -> str:
+def render_page(summary: Summary, parts: Sequence[Part]) -> str:
     """Return the page as HTML that refers to nothing outside itself."""
     template = files("ensbridge.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    main = main_bridge(scores)
-    kinds = {row.kind for row in scores.rows}
+    main = main_bridge(summary)
+    methods = {group.method for group in summary.rows}
     return environment.from_string(template).render(
-        scores=scores,
-        headline=headline(scores),
-        control=control_sentence(scores),
+        summary=summary,
+        first=summary.first,
+        seeds=_seeds(summary),
+        light=variables(dark=False),
+        dark=variables(dark=True),
+        headline=_unbroken(headline(summary)),
+        control=control_sentence(summary),
         columns=COLUMNS,
-        rows=[(row.kind, row is main, cells(row)) for row in scores.rows],
-        row_meanings=[meaning for kind, meaning in _ROW_MEANINGS.items() if kind in kinds],
-        one=next((row for row in scores.rows if row.model == "DE-1"), None),
-        # The same figure for two widths, of which the page shows one, so that its text keeps its size.
-        figure_wide=Markup(cost_quality(scores, width=824, height=460)),
-        figure_narrow=Markup(cost_quality(scores, width=350, height=440)),
+        rows=[(_class(group, main), cells(group)[0], _split(cells(group)[1:])) for group in summary.rows],
+        row_meanings=[meaning for method, meaning in _ROW_MEANINGS.items() if method in methods],
+        one=next((group.first for group in summary.rows if group.model == "DE-1"), None),
+        paper=comparison(summary),
+        paper_source=source(),
+        figures=[_figure(part) for part in parts],
+        environments=_environments(summary),
     )
 
 
-def write_page(scores: Scores, path: str | Path) -> Path:
-    """Write the page to a file, or as `report.html` into a folder, and return where it is."""
-    path = Path(path)
-    if path.is_dir():
-        path = path / "report.html"
-    open_folder(path.parent)
-    write_atomically(path, render_page(scores).encode())
-    return path
+def _figure(part: Part) -> dict[str, object]:
+    drawn = part.drawn
+    return {
+        "name": part.plot.name,
+        "heading": part.plot.heading,
+        "note": part.note,
+        "caption": part.plot.caption(drawn.data) if drawn else "",
+        # The same figure for two widths, of which the page shows one, so that its text keeps its size.
+        "wide": Markup(drawn.wide) if drawn else None,
+        "narrow": Markup(drawn.narrow) if drawn else None,
+    }
+
+
+def _class(group: Group, main: Group | None) -> str:
+    name = LOOKS[group.method].variable
+    return f"{name} main" if main is not None and group.model == main.model else name
+
+
+def _split(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Part each cell's mean from its spread, which the page writes smaller."""
+    return [(mean, spread) for mean, _, spread in (text.partition(" ± ") for text in texts)]
+
+
+def _unbroken(text: str) -> str:
+    """Keep a mean and its spread on one line."""
+    return text.replace(" ± ", "\u00a0±\u00a0")
+
+
+def _seeds(summary: Summary) -> str:
+    names = ", ".join(map(str, summary.seeds))
+    return f"seed {names}" if len(summary.seeds) == 1 else f"seeds {names}"
+
+
+def _environments(summary: Summary) -> list[tuple[str, str]]:
+    """What the runs were made with, each value once; those that differ say so side by side."""
+    keys = dict.fromkeys(key for run in summary.runs for key in run.environment)
+    values = {key: dict.fromkeys(run.environment.get(key, "–") for run in summary.runs) for key in keys}
+    return [(key, " · ".join(found)) for key, found in values.items()]

@@ -1,24 +1,78 @@
-"""The rows as a table for the terminal."""
+"""The rows as tables for the terminal."""
+
+from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ensbridge.scores import COLUMNS, Scores, cells
+from ensbridge.report.paper import comparison
+from ensbridge.scores import COLUMNS, Summary, cells
+
+_STYLES = {"DBN": "bold", "control": "dim"}
+_NAME = 16  # what a name may take of 80 columns beside means and spreads
 
 
-def rich_table(scores: Scores) -> Table:
+class _Spread:
+    """A cell “mean ± sd” that puts the spread under the mean where the terminal is narrow."""
+
+    def __init__(self, text: str) -> None:
+        self.whole = text
+        mean, _, spread = text.partition(" ± ")
+        self.broken = f"{mean}\n±{spread}"
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        least = max(map(cell_len, self.broken.splitlines()))
+        return Measurement(least, cell_len(self.whole)).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fits = cell_len(self.whole) <= options.max_width
+        yield Text(self.whole if fits else self.broken, justify="right", no_wrap=True)
+
+
+def rich_table(summary: Summary) -> Table:
     """Return the rows as a table for the terminal, tight enough for 80 columns; bridges stand out."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    one_run = len(summary.runs) == 1
+    texts = [cells(group) for group in summary.rows]
     for i, column in enumerate(COLUMNS):
-        # Headings may break over two lines, numbers may not.
-        widest = max(cell_len(column.cell(row)) for row in scores.rows)
+        # Headings may break over two lines, numbers may not, nor may names of the usual length.
+        widest = max(cell_len(part) for row in texts for part in _parts(row[i], one_run))
+        is_name = i == 0 and not one_run
         table.add_column(
-            column.heading, justify="right" if i else "left", min_width=widest, vertical="bottom"
+            column.heading,
+            justify="right" if i else "left",
+            min_width=min(widest, _NAME) if is_name else widest,
+            no_wrap=is_name and widest <= _NAME,
+            vertical="bottom",
         )
-    styles = {"bridge": "bold", "control": "dim"}
-    for row in scores.rows:
+    for group, row in zip(summary.rows, texts, strict=True):
         # `Text`, because a string would be read as markup: a model may be called "[red]".
-        table.add_row(*map(Text, cells(row)), style=styles.get(row.kind))
+        shown = [Text(t) if one_run or not i or " ± " not in t else _Spread(t) for i, t in enumerate(row)]
+        table.add_row(*shown, style=_STYLES.get(group.method))
     return table
+
+
+def paper_table(summary: Summary) -> Table | None:
+    """Return our numbers and the paper's as “ours / paper”, None where the paper has no such data set."""
+    found = comparison(summary)
+    if found is None:
+        return None
+    title = "ours / paper (its ECE, a mean of per-batch values, is not comparable)"
+    table = Table(
+        title=Text(title), box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, title_justify="left"
+    )
+    table.add_column("model")
+    for heading in found.headings:
+        table.add_column(heading, justify="right")
+    for model, pairs in found.rows:
+        table.add_row(Text(model), *(Text(f"{ours} / {paper}") for ours, paper in pairs))
+    return table
+
+
+def _parts(text: str, one_run: bool) -> list[str]:
+    mean, _, spread = text.partition(" ± ")
+    return [text] if one_run or not spread else [mean, f"±{spread}"]

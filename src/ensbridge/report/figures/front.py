@@ -1,0 +1,166 @@
+"""Cost against quality: NLL against MACs of every model, and which of them nothing beats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from ensbridge.report.figures.labels import Box, Point, Scene, leader, place_labels
+from ensbridge.report.figures.sheet import (
+    NARROW,
+    SMALL,
+    Margins,
+    Sheet,
+    cost_axis,
+    handle,
+    linear_ticks,
+    short,
+)
+from ensbridge.report.style import INK, LOOKS, PAPER, SOFT, look
+from ensbridge.scores import Summary
+
+Data = dict[str, Any]
+
+
+def data(summary: Summary) -> Data:
+    """Return each model's cost and NLL, and whether no cheaper or equal model has a lower NLL."""
+    points = [
+        {
+            "model": group.model,
+            "method": group.method,
+            "macs_ratio": group.first.macs_ratio,
+            "nll": group.mean("nll"),
+            "nll_sd": group.spread("nll"),
+        }
+        for group in summary.rows
+    ]
+    for point in points:
+        point["on_front"] = not any(_beats(other, point) for other in points)
+    return {"dataset": summary.dataset, "seeds": list(summary.seeds), "points": points}
+
+
+def describe(data: Data) -> str:
+    """List the values."""
+    listed = "; ".join(f"{p['model']} ×{p['macs_ratio']:.2f}, {p['nll']:.3f}" for p in data["points"])
+    return f"Cost as a multiple of one network’s MACs, then test NLL where lower is better. {listed}."
+
+
+def caption(data: Data) -> str:
+    """Say how to read it."""
+    bars = " Bars: one standard deviation over seeds." if len(data["seeds"]) > 1 else ""
+    return (
+        "Left and low is best. The dashed line joins the deep ensembles: a mark below it does better than"
+        " real members of the same cost. The grey staircase is the Pareto front: no model measured here is at"
+        f" once cheaper and better than those on it.{bars}"
+    )
+
+
+def draw(data: Data, width: int) -> Sheet:
+    """Draw the front at a width in pixels."""
+    points = data["points"]
+    narrow = width <= NARROW
+    methods = [method for method in LOOKS if any(p["method"] == method for p in points)]
+    columns = 2 if narrow else 4
+    legend = 20.0 * -(-(len(methods) + 1) // columns)
+    space = Margins(left=44, right=18, top=legend + 34, bottom=50)
+    sheet, (axes,) = Sheet.of_panels(width, 1, 1, 400, space)
+    cost_axis(axes, [p["macs_ratio"] for p in points], width - 62)
+    _limits(axes, points)
+    linear_ticks(axes, 6)
+    sheet.name_axes(axes, "cost: MACs, × one network (log scale)", "test NLL, nats (lower is better)")
+    front = _staircase(points)
+    axes.plot(*zip(*front, strict=True), color=SOFT, alpha=0.35, linewidth=5, zorder=1.5, gid="pareto")
+    ensembles = sorted((p["macs_ratio"], p["nll"]) for p in points if p["method"] == "DE")
+    if len(ensembles) > 1:
+        style = look("DE")
+        axes.plot(
+            *zip(*ensembles, strict=True), color=style.light, ls=style.line, lw=1.5, zorder=2, gid="ensembles"
+        )
+    for number, point in enumerate(points):
+        _mark(sheet, axes, number, point)
+    stairs = Line2D([], [], color=SOFT, alpha=0.35, lw=5, label="Pareto front")
+    entries = [handle(method) if method == "DE" else handle(method, linestyle="") for method in methods]
+    sheet.legend([*entries, stairs], columns)
+    _name(sheet, axes, points, [ensembles, front])
+    return sheet
+
+
+def _beats(one: Data, other: Data) -> bool:
+    no_worse = one["macs_ratio"] <= other["macs_ratio"] and one["nll"] <= other["nll"]
+    return no_worse and (one["macs_ratio"], one["nll"]) != (other["macs_ratio"], other["nll"])
+
+
+def _staircase(points: list[Data]) -> list[tuple[float, float]]:
+    """The corners of the front from the cheapest model to the best."""
+    best = sorted({(p["macs_ratio"], p["nll"]) for p in points if p["on_front"]})
+    corners = [best[0]]
+    for cost, nll in best[1:]:
+        corners += [(cost, corners[-1][1]), (cost, nll)]
+    return corners
+
+
+def _limits(axes: Axes, points: list[Data]) -> None:
+    lows = [p["nll"] - (p["nll_sd"] or 0.0) for p in points]
+    highs = [p["nll"] + (p["nll_sd"] or 0.0) for p in points]
+    pad = 0.08 * (max(highs) - min(lows)) or 0.05 * abs(max(highs)) or 1.0
+    axes.set_ylim(min(lows) - pad, max(highs) + pad)
+
+
+def _mark(sheet: Sheet, axes: Axes, number: int, point: Data) -> None:
+    style = look(point["method"])
+    x, y, spread = point["macs_ratio"], point["nll"], point["nll_sd"]
+    if spread:
+        axes.plot([x, x], [y - spread, y + spread], color=style.light, lw=1.5, zorder=2.5)
+    size = 8.5 if style.marker in "oDs" else 10
+    (mark,) = axes.plot(
+        [x], [y], style.marker, color=style.light, ms=size, mec=PAPER, mew=1, zorder=3, clip_on=False
+    )
+    more = f" ± {spread:.4f}" if spread is not None else ""
+    sheet.mark(mark, f"point-{number}", f"{point['model']}: ×{x:.2f} MACs, NLL {y:.4f}{more}")
+
+
+def _name(sheet: Sheet, axes: Axes, points: list[Data], lines: list[list[tuple[float, float]]]) -> None:
+    """Write names beside the marks that the legend alone does not tell."""
+    methods = [p["method"] for p in points]
+    named = [p for p in points if p["method"] in ("DE", "DBN", "other") or methods.count(p["method"]) > 1]
+
+    def pixel(x: float, y: float) -> Point:
+        at = axes.transData.transform((x, y))
+        return Point(float(at[0]), sheet.height - float(at[1]))
+
+    corner = axes.get_window_extent()
+    frame = Box(corner.x0 - 4, sheet.height - corner.y1 - 8, corner.x1 + 14, sheet.height - corner.y0)
+    marks = [pixel(p["macs_ratio"], p["nll"]) for p in points]
+    bars = [
+        [pixel(p["macs_ratio"], p["nll"] + sign * p["nll_sd"]) for sign in (-1, 1)]
+        for p in points
+        if p["nll_sd"]
+    ]
+    scene = Scene(marks, [*([pixel(*p) for p in line] for line in lines), *bars], frame, SMALL)
+    at = [pixel(p["macs_ratio"], p["nll"]) for p in named]
+    names = [short(p["model"]) for p in named]
+    for name, point, box in zip(names, at, place_labels(names, at, scene), strict=True):
+        _write(sheet, name, point, box)
+
+
+def _write(sheet: Sheet, name: str, point: Point, box: Box) -> None:
+    """Write a name into its box, with a thin leader where it had to move away."""
+
+    def share(x: float, y: float) -> tuple[float, float]:
+        return x / sheet.width, 1 - y / sheet.height
+
+    line = leader(point, box)
+    if line is not None:
+        (x0, y0), (x1, y1) = (share(*end) for end in line)
+        sheet.figure.add_artist(Line2D([x0, x1], [y0, y1], color=SOFT, lw=0.8))
+    # Anchored on the marker's side, so that a wider font than foreseen grows away from the marker.
+    x, anchor = (box.left + box.right) / 2, "center"
+    if box.left > point.x:
+        x, anchor = box.left, "left"
+    elif box.right < point.x:
+        x, anchor = box.right, "right"
+    sheet.figure.text(
+        *share(x, (box.top + box.bottom) / 2), name, color=INK, fontsize=SMALL, ha=anchor, va="center"
+    )

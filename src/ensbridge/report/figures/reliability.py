@@ -1,0 +1,161 @@
+"""Confidence against accuracy before and after calibration, for the models that matter most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from matplotlib.lines import Line2D
+
+from ensbridge.report.figures.sheet import NARROW, SMALL, Margins, Sheet, short
+from ensbridge.report.headline import ensemble, main_bridge, main_control
+from ensbridge.report.style import INK, PAPER, SOFT, look
+from ensbridge.scores import Bin, Group, Summary
+
+Data = dict[str, Any]
+
+
+def data(summary: Summary) -> Data | None:
+    """Return the bins of the important models, pooled over runs; None where no row has bins."""
+    bridge = main_bridge(summary)
+    target = ensemble(summary, bridge.first.members) if bridge is not None else None
+    rivals = [next((g for g in summary.rows if g.method == method), None) for method in ("ED", "EnD2")]
+    wanted = [ensemble(summary, 1), target, bridge, main_control(summary), *rivals]
+    found = [group for group in dict.fromkeys(wanted) if group is not None and _has_bins(group)]
+    if not found:  # models without the usual names: the first few
+        found = [group for group in summary.rows if _has_bins(group)][:6]
+    if not found:
+        return None
+    return {"dataset": summary.dataset, "seeds": list(summary.seeds), "panels": list(map(_panel, found))}
+
+
+def pool(runs: Sequence[Sequence[Bin]]) -> list[Data]:
+    """Put the bins of several runs together, each run weighing by its images.
+
+    >>> pool([[Bin(1, 0.5, 1.0)], [Bin(3, 0.75, 0.0)], [Bin(0, None, None)]])
+    [{'count': 4, 'confidence': 0.6875, 'accuracy': 0.25}]
+    """
+    pooled = []
+    for bins in zip(*runs, strict=True):
+        count = sum(each.count for each in bins)
+        full = [each for each in bins if each.count]
+        sums = [sum(each.count * (getattr(each, name) or 0.0) for each in full) for name in _BIN]
+        means = [total / count if count else None for total in sums]
+        pooled.append({"count": count} | dict(zip(_BIN, means, strict=True)))
+    return pooled
+
+
+def calibration_error(bins: Sequence[Bin]) -> float:
+    """Return the expected calibration error of one run's bins.
+
+    >>> calibration_error([Bin(1, 0.6, 1.0), Bin(3, 0.8, 0.8)])
+    0.1
+    """
+    full = [each for each in bins if each.count and each.confidence is not None and each.accuracy is not None]
+    total = sum(each.count for each in full) or 1
+    return sum(each.count * abs((each.confidence or 0.0) - (each.accuracy or 0.0)) for each in full) / total
+
+
+def describe(data: Data) -> str:
+    """List the calibration errors."""
+    return " ".join(f"{panel['model']}: {_errors(panel)}." for panel in data["panels"])
+
+
+def caption(data: Data) -> str:
+    """Say how to read it."""
+    return (
+        "A point on the diagonal is honest: of the images predicted with that confidence, so many are right."
+        " Below it the model is too sure, above it too modest. Hollow marks and dashes: as trained; filled"
+        " marks and lines: after one temperature fitted on the validation split. Larger marks hold more test"
+        " images."
+        + (" Bins are pooled over seeds; ECE is the mean of the runs." if len(data["seeds"]) > 1 else "")
+    )
+
+
+def draw(data: Data, width: int) -> Sheet:
+    """Draw small multiples at a width in pixels."""
+    narrow = width <= NARROW
+    columns = 2 if narrow else 3
+    gap = 46.0 if narrow else 56.0
+    space = Margins(left=40, right=10, top=70, bottom=46, gap_x=gap, gap_y=92)
+    panel = (width - 50 - (columns - 1) * gap) / columns
+    sheet, panels = Sheet.of_panels(width, len(data["panels"]), columns, min(panel, 200), space)
+    for number, (axes, each) in enumerate(zip(panels, data["panels"], strict=True)):
+        axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+        axes.plot([0, 1], [0, 1], color=SOFT, ls=(0, (1, 3)), lw=1.2, zorder=1, gid=f"diagonal-{number}")
+        most = max(each_bin["count"] for each_bin in each["before"])
+        for name in ("before", "after"):
+            if each[name]:
+                _line(sheet, axes, each, name, most, f"{name}-{number}")
+        axes.text(
+            1, 0.03, _errors(each).replace(", calibrated", "\n→"), color=INK, fontsize=SMALL - 1, ha="right"
+        )
+        sheet.name_axes(axes, "confidence", "accuracy", short(each["model"], 17))
+    _legend(sheet)
+    return sheet
+
+
+_BIN = ("confidence", "accuracy")
+
+
+def _has_bins(group: Group) -> bool:
+    return any(_bins(group, "before"))
+
+
+def _bins(group: Group, name: str) -> list[tuple[Bin, ...]]:
+    found = [getattr(row.reliability, name) for row in group.rows if row.reliability is not None]
+    kept = [bins for bins in found if bins and any(each.count for each in bins)]
+    return [bins for bins in kept if len(bins) == len(kept[0])]
+
+
+def _panel(group: Group) -> Data:
+    values: Data = {"model": group.model, "method": group.method}
+    for name in ("before", "after"):
+        bins = _bins(group, name)
+        values[name] = pool(bins) if bins else None
+        values[f"ece_{name}"] = fmean(map(calibration_error, bins)) if bins else None
+    return values | {"ece_before": group.mean("ece")}
+
+
+def _errors(panel: Data) -> str:
+    after = panel["ece_after"]
+    text = f"ECE {panel['ece_before']:.3f}"
+    return text if after is None else f"{text}, calibrated {after:.3f}"
+
+
+def _line(sheet: Sheet, axes: Any, panel: Data, name: str, most: int, identifier: str) -> None:
+    style, filled = look(panel["method"]), name == "after"
+    bins = [each for each in panel[name] if each["count"]]
+    xs, ys = ([each[key] for each in bins] for key in _BIN)
+    order = 3 if filled else 2.5
+    axes.plot(
+        xs, ys, color=style.light, lw=1.2, ls="-" if filled else (0, (4, 2)), zorder=order, clip_on=False
+    )
+    sizes = [14 + 90 * each["count"] / most for each in bins]
+    marks = axes.scatter(
+        xs,
+        ys,
+        s=sizes,
+        marker=style.marker,
+        facecolors=style.light if filled else PAPER,
+        edgecolors=style.light,
+        linewidths=1.3,
+        zorder=order,
+        clip_on=False,
+    )
+    sheet.mark(marks, identifier, f"{panel['model']}, {name} calibration, {len(bins)} bins")
+
+
+def _legend(sheet: Sheet) -> None:
+    common: dict[str, Any] = {
+        "color": INK,
+        "marker": "o",
+        "markersize": 6.5,
+        "markeredgewidth": 1.3,
+        "lw": 1.2,
+    }
+    hollow = Line2D([], [], ls=(0, (4, 2)), mfc=PAPER, label="as trained", **common)
+    filled = Line2D([], [], label="calibrated", **common)
+    honest = Line2D([], [], color=SOFT, ls=(0, (1, 3)), lw=1.2, label="honest")
+    sheet.legend([hollow, filled, honest], 3)

@@ -1,0 +1,116 @@
+"""The paper's numbers, from the one file that holds them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ensbridge.scores import Group, Summary
+
+ECE_NOTE = (
+    "The paper’s ECE is left out: it is a mean of per-batch values, three to five times larger than one over"
+    " the whole split, so the two cannot be compared."
+)
+DEE_NOTE = "The paper’s DEE on ImageNet64 is taken on cNLL."
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One row of the paper's tables, under the name that the model has here; None where it prints nothing."""
+
+    model: str
+    macs_ratio: float | None = None
+    params_ratio: float | None = None
+    acc: float | None = None
+    nll: float | None = None
+    brier: float | None = None
+    ece: float | None = None  # a mean of per-batch values: not comparable
+    cnll: float | None = None
+    dee: float | str | None = None  # "<1" where the paper prints it
+    acc_sd: float | None = None
+    nll_sd: float | None = None
+    brier_sd: float | None = None
+    ece_sd: float | None = None
+
+
+@dataclass(frozen=True)
+class PaperCapacity:
+    """One DBN of the paper, trained towards so many members."""
+
+    members: int
+    acc: float
+    dee: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The paper's table beside ours as text: headings, then a model's cells as (ours, paper) pairs."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    notes: tuple[str, ...]
+
+
+def paper_rows(dataset: str) -> tuple[PaperRow, ...]:
+    """Return the paper's rows for a data set, none where it has none.
+
+    >>> [(row.model, row.acc, row.dee) for row in paper_rows("imagenet64")][:2]
+    [('DE-1', 66.47, 1.0), ('+1 DBN', 69.79, 2.702)]
+    >>> paper_rows("digits")
+    ()
+    """
+    return tuple(PaperRow(**row) for row in _document()["rows"].get(dataset, ()))
+
+
+def paper_capacity(dataset: str) -> tuple[PaperCapacity, ...]:
+    """Return the paper's single DBN by number of teachers, none where it has none."""
+    return tuple(PaperCapacity(**row) for row in _document()["capacity"].get(dataset, ()))
+
+
+def source() -> str:
+    """Where the numbers are from."""
+    return _document()["source"]
+
+
+def comparison(summary: Summary) -> Comparison | None:
+    """Put the paper's rows beside ours, matched by name; None where no row has a counterpart."""
+    ours = {group.model: group for group in summary.rows}
+    rows = paper_rows(summary.dataset)
+    if not any(row.model in ours for row in rows):
+        return None
+    used = [
+        (h, name, digits) for h, name, digits in _COLUMNS if any(getattr(r, name) is not None for r in rows)
+    ]
+    table = tuple(
+        (row.model, tuple(_pair(ours.get(row.model), row, n, d) for _, n, d in used)) for row in rows
+    )
+    notes = (ECE_NOTE, DEE_NOTE) if summary.dataset == "imagenet64" else (ECE_NOTE,)
+    return Comparison(tuple(heading for heading, _, _ in used), table, notes)
+
+
+_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("MACs ×", "macs_ratio", 2),
+    ("ACC", "acc", 2),
+    ("NLL", "nll", 3),
+    ("Brier", "brier", 3),
+    ("cNLL", "cnll", 3),
+    ("DEE", "dee", 2),
+)
+
+
+def _pair(group: Group | None, row: PaperRow, name: str, digits: int) -> tuple[str, str]:
+    theirs = getattr(row, name)
+    text = f"{theirs:.{digits}f}" if isinstance(theirs, float) else theirs or "–"
+    if group is None:
+        return "–", text
+    mean = group.mean(name)
+    bound = ">" if name == "dee" and group.dee_is_bound else ""
+    return ("–" if mean is None else f"{bound}{mean:.{digits}f}"), text
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return json.loads(files("ensbridge.report").joinpath("paper.json").read_text(encoding="utf-8"))
