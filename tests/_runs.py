@@ -7,26 +7,44 @@ line at 3, 6, 9 and 12: no multiple of an epoch, which is 2.5 steps.
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from _tiny import same as same
+from _tiny import state as state
 from ensbridge import files
 from ensbridge.data import Augment, ImageSet
 from ensbridge.ensemble import Ensemble
-from ensbridge.methods import AbstractMethod, BridgeConfig, DeepEnsemble, DiffusionBridge
+from ensbridge.methods import (
+    AbstractMethod,
+    Batch,
+    BridgeConfig,
+    DeepEnsemble,
+    DiffusionBridge,
+    EnsembleDistillation,
+    ProxyEnD2,
+    Together,
+)
+from ensbridge.methods.method import Teacher
 from ensbridge.nets import ScoreNet
-from ensbridge.train import FitConfig, fit
+from ensbridge.train import FitConfig, FitResult, fit
 from ensbridge.train import checkpoint as checkpoint_module
+from ensbridge.train.optimizers import Configs
 
 FEATURE = "1"
 STEPS, IMAGES, BATCH = 12, 10, 4
+KINDS = ("members", "bridge", "together")
+Run = tuple[dict[str, Tensor], Path]
 
 
 def built(seed: int, factory: Callable[[], Any]) -> Any:
@@ -64,29 +82,124 @@ def data(seed: int = 0, images: int = IMAGES) -> ImageSet:
 
 
 def method(kind: str) -> AbstractMethod:
-    """Untrained: "members" by SGD, with momentum and a batch norm; "bridge" by Adam, with an average too."""
-    return DeepEnsemble([member(0), member(1)]) if kind == "members" else bridge()
+    """Untrained: "members" by SGD, with momentum and a batch norm; "bridge" by Adam, with an average too.
+
+    "together" is three methods at once: one by SGD, one by Adam, and the bridge with its average.
+    """
+    if kind == "members":
+        return DeepEnsemble([member(0), member(1)])
+    if kind == "bridge":
+        return bridge()
+    return Together(rivals())
 
 
-def config(kind: str, **options: Any) -> FitConfig:
-    """The configuration of a run of `STEPS` steps."""
+def rivals() -> dict[str, AbstractMethod]:
+    """A student of each kind, taught by one ensemble."""
+    one = bridge()
+    return {
+        "ed": EnsembleDistillation(one.ensemble, member(11)),
+        "end2": ProxyEnD2(one.ensemble, member(12)),
+        "dbn": one,
+    }
+
+
+def config(kind: str, **options: Any) -> Any:
+    """The configuration of a run of `STEPS` steps, or one for each method."""
     common: dict[str, Any] = {"epochs": STEPS * BATCH / IMAGES, "batch_size": BATCH}
     common |= {"checkpoint_every": 4, "log_every": 3}
     if kind == "members":
         common |= {"lr": 0.1, "optimizer": "sgd", "weight_decay": 1e-2, "augment": Augment(crop=1, flip=True)}
     else:
         common |= {"lr": 0.02, "augment": Augment(noise=0.1, mixup=0.4)}
-    return FitConfig(**{**common, **options})
+    one = FitConfig(**{**common, **options})
+    if kind != "together":
+        return one
+    sgd = replace(one, lr=0.1, optimizer="sgd", weight_decay=1e-2)
+    return {"ed": sgd, "end2": replace(one, warmup_steps=3), "dbn": one}
 
 
-def state(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of weights and buffers."""
-    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+def whole(kind: str, folder: Path) -> Run:
+    """The weights and the folder of a run that nothing interrupts."""
+    trained = method(kind)
+    fit(trained, data(), config(kind), folder)
+    return state(trained.student), folder
 
 
-def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether two states are equal to the bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+class Stopped(Exception):
+    """Raised out of a run on purpose."""
+
+
+def stop_at(when: int) -> Callable[[int, int, float], None]:
+    """A progress that stops the run after a step."""
+
+    def progress(step: int, total: int, loss: float) -> None:
+        if step == when:
+            raise Stopped
+
+    return progress
+
+
+def unexpected(step: int, total: int, loss: float) -> None:
+    """A progress for runs that must take no step; a complete one tells its end once, without a loss."""
+    assert step == total, f"step {step} was taken"
+    assert math.isnan(loss), f"step {step} was taken"
+
+
+def begin(kind: str, folder: Path, until: int = 9, **options: Any) -> None:
+    """A run that stops after so many of its 12 steps."""
+    with pytest.raises(Stopped):
+        fit(method(kind), data(), config(kind, **options), folder, stop_at(until))
+
+
+def finish(kind: str, folder: Path, expected: Mapping[str, Run], **options: Any) -> FitResult:
+    """Run again to the end, which must be where the uninterrupted run ended."""
+    again = method(kind)
+    configs: Configs = config(kind, **options)
+    result = fit(again, data(), configs, folder)
+    assert result.steps == STEPS
+    assert same(state(again.student), expected[kind][0])
+    return result
+
+
+class Spoilt(AbstractMethod):
+    """A method whose loss, or its gradient, goes wrong at one step; otherwise it is the method inside."""
+
+    def __init__(self, inner: AbstractMethod, at: int = 0, how: str = "never") -> None:
+        self.inner, self.at, self.how = inner, at, how
+        self.seen: list[float] = []
+        self.student, self.ema = inner.student, inner.ema
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The loss of the method inside, but for one step."""
+        loss = self.inner.loss(batch)
+        self.seen.append(loss.item())
+        if len(self.seen) != self.at:
+            return loss
+        if self.how == "gradient":
+            weight = next(iter(self.student.parameters()))
+            return loss + (weight - weight.detach()).sum().sqrt()  # 0, with an infinite slope
+        return loss * float(self.how)
+
+    def log_probs(self, images: Tensor) -> Tensor:
+        """The prediction of the method inside."""
+        return self.inner.log_probs(images)
+
+    def networks(self) -> Sequence[nn.Module]:
+        """Those of the method inside."""
+        return self.inner.networks()
+
+    def teachers(self) -> Sequence[Teacher]:
+        """Those of the method inside."""
+        return self.inner.teachers()
+
+    def describe(self) -> dict[str, Any]:
+        """As the method inside, so that both are one run."""
+        return self.inner.describe()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, in their order."""
+    return sorted(folder.glob("checkpoint-*.safetensors"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -6,19 +6,38 @@ Everything is a function of its seed: the global random state is neither read no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ensbridge.data import ImageSet
 from ensbridge.ensemble import Ensemble
+from ensbridge.methods import (
+    AbstractMethod,
+    Batch,
+    BezierCurve,
+    BridgeConfig,
+    BridgeNetwork,
+    DeepEnsemble,
+    DiffusionBridge,
+    EnsembleDistillation,
+    ProxyEnD2,
+    StepDistillation,
+)
 from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.nets.score import ZInput
+from ensbridge.nets.tail import Tail
+from ensbridge.schedule import TemperatureLaw
+from ensbridge.train import FitConfig
 
 CLASSES, CHANNELS, SIZE = 3, 8, 8
 FEATURE = "stages.0.0"
+CONSTANT = TemperatureLaw(2.0, spread=0.0)  # nothing random about the temperature
+FEW_STEPS = FitConfig(epochs=1, batch_size=6, lr=1e-2)  # 4 steps on data()
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -76,3 +95,85 @@ def logits(count: int = 6, seed: int = 0, members: int | None = None, scale: flo
     """Random logits (count, 3), or (members, count, 3), in float64."""
     shape = (count, CLASSES) if members is None else (members, count, CLASSES)
     return scale * torch.randn(shape, generator=generator(seed), dtype=torch.float64)
+
+
+def batch(seed: int = 0, labels: Tensor | None = None) -> Batch:
+    """The random images with the randomness of a step."""
+    return Batch(images(), labels, generator(seed))
+
+
+def bridge_to(ensemble: Ensemble, seed: int = 0, **arguments: Any) -> DiffusionBridge:
+    """A bridge with a tiny score network of its own."""
+    config = arguments.get("config", BridgeConfig())
+    return DiffusionBridge(ensemble, score(config.z_input, seed), FEATURE, **arguments)
+
+
+def pooled(seed: int = 0) -> nn.Module:
+    """A classifier of 8 channels that reads their means, light enough for any feature."""
+    with seeded(seed):
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(CHANNELS, CLASSES))
+
+
+def tail(source: nn.Module, seed: int = 0, width: float = 1.0) -> Tail:
+    """The source's last block and head with new weights."""
+    assert isinstance(source, ResNet)
+    with seeded(seed):
+        return Tail(source, FEATURE, width)
+
+
+def bridge_network(
+    source: nn.Module, centres: Sequence[nn.Module], seed: int = 0, width: float = 1.0
+) -> BridgeNetwork:
+    """A bridge network behind `FEATURE`."""
+    return BridgeNetwork(source, centres, tail(source, seed, width), FEATURE)
+
+
+METHODS = ("members", "bridge", "kl", "direct", "progressive", "ed", "end2", "end2-exact", "bezier", "bn")
+
+
+def method(kind: str, teachers: Ensemble) -> AbstractMethod:
+    """An untrained method of each kind, with `teachers` where it has any."""
+    source, other, *_ = teachers.members
+    bridge = bridge_to(teachers, 30, loss="kl" if kind == "kl" else "bridge")
+    return {
+        "members": lambda: DeepEnsemble([member(31), member(32)]),
+        "bridge": lambda: bridge,
+        "kl": lambda: bridge,
+        "direct": lambda: StepDistillation(bridge),
+        "progressive": lambda: StepDistillation(bridge, (0.0, 0.2, 1.0), mode="progressive"),
+        "ed": lambda: EnsembleDistillation(teachers, member(33)),
+        "end2": lambda: ProxyEnD2(teachers, member(34)),
+        "end2-exact": lambda: ProxyEnD2(teachers, member(35), predict="softmax", divisor="s"),
+        "bezier": lambda: BezierCurve(source, other),
+        "bn": lambda: bridge_network(source, [other], 36),
+    }[kind]()
+
+
+def state(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of weights and buffers."""
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two states are equal to the bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def count_runs(networks: Ensemble | Sequence[nn.Module]) -> Counter[int]:
+    """How often each network has run since this call, by its index."""
+    calls: Counter[int] = Counter()
+    members = networks.members if isinstance(networks, Ensemble) else networks
+    for index, network in enumerate(members):
+        network.register_forward_hook(lambda *_, index=index: calls.update([index]))
+    return calls
+
+
+def predictions(
+    count: int = 157, classes: int = 7, seed: int = 0, sharpness: float = 3.0
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (B, K) that are right more often than chance, and too sure of it; and labels."""
+    draws = generator(seed)
+    labels = torch.randint(classes, (count,), generator=draws)
+    found = torch.randn(count, classes, generator=draws, dtype=torch.float64)
+    found[torch.arange(count), labels] += 1.0
+    return (sharpness * found).log_softmax(-1), labels

@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import _runs
 import ensbridge
 from ensbridge import cli
 from ensbridge.recipes import digits
-from ensbridge.scores import Row, Scores
+from ensbridge.scores import Method, Row, Scores, read_scores
 
 TOKEN = "ENSBRIDGE_TEST_TOKEN"
 
@@ -50,20 +51,29 @@ def one_sentence(stderr: str) -> str:
 # ------------------------------------------------------------------------------ help
 
 
+COMMANDS = {
+    "quickstart": ["--out", "--seed", "--quiet"],
+    "train": ["--stage", "--preset", "--out", "--seed", "--dry-run", "--quiet"],
+    "evaluate": ["--quiet"],
+    "report": ["--out"],
+}
+
+
 def test_help_lists_the_commands(tmp_path: Path) -> None:
     done = run(tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "quickstart" in done.stdout
-    assert "--version" in done.stdout
+    for name in (*COMMANDS, "--version"):
+        assert name in done.stdout
 
 
-def test_help_of_a_command_has_an_example_and_every_option(tmp_path: Path) -> None:
-    done = run(tmp_path, "quickstart", "--help")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_an_example_and_every_option(name: str, tmp_path: Path) -> None:
+    done = run(tmp_path, name, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     example = re.search(r"Example: ensbridge (.*)", done.stdout)
     assert example
-    assert example[1].split()[0] == "quickstart"
-    for option in ("--out", "--seed", "--quiet", *re.findall(r"--\w+", example[1])):
+    assert example[1].split()[0] == name
+    for option in (*COMMANDS[name], *re.findall(r"--\w+", example[1])):
         assert re.search(rf"^ +{option}\b", done.stdout, re.MULTILINE), option
     assert list(tmp_path.iterdir()) == []
 
@@ -79,6 +89,8 @@ def test_version(tmp_path: Path) -> None:
         (["quickstart", "--colour", "red"], "--colour"),
         (["quickstart", "--seed", "many"], "--seed"),
         (["slowstart"], "slowstart"),
+        (["train"], "RECIPE"),
+        (["report"], "RUN"),
     ],
 )
 def test_what_it_does_not_know_is_named(words: list[str], named: str, tmp_path: Path) -> None:
@@ -98,6 +110,70 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "taken is a file where a folder is expected" in one_sentence(done.stderr)
     assert _runs.contents(tmp_path) == {"taken": b"mine"}
+
+
+def row(model: str, method: Method, members: int, nll: float, **values: Any) -> Row:
+    common: dict[str, Any] = {"bridges": 0, "steps": 0, "macs": 10, "macs_ratio": 1.0, "params": 10}
+    common |= {"params_ratio": 1.0, "acc": 90.0, "brier": 0.1, "ece": 0.01, "cnll": nll, "temperature": 1.1}
+    common |= {"dee": float(members), "gap": None, "gap_error": None}
+    return Row(model=model, method=method, members=members, nll=nll, **{**common, **values})
+
+
+SCORES = Scores(
+    "digits",
+    3,
+    ("a", "b"),
+    {"python": "3"},
+    (
+        row("DE-1", "DE", 1, 0.4),
+        row("DE-2", "DE", 2, 0.3, macs_ratio=2.0),
+        row("+1 DBN", "DBN", 2, 0.32, bridges=1, steps=1, dee=1.8, gap=0.8, gap_error=0.1),
+        row("control", "control", 1, 0.35, bridges=1, steps=1, dee=1.5, gap=0.5, gap_error=0.1),
+    ),
+)
+
+
+def write(folder: Path, scores: Scores) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "scores.json").write_text(scores.to_json())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train", "digitz"], "'digitz' is not a recipe; there are: digits"),
+        (["train", "digits", "--stage", "nope"], "'nope' is not a stage; there are: members"),
+        (["train", "digits", "--preset", "mine"], "preset is 'mine'; it must be one of default, paper"),
+        (["train", "digits", "members=many"], "members is 'many'; it must be a whole number"),
+        (["train", "digits", "oven=hot"], "oven is not a field of the recipe"),
+        (["evaluate", "nothing"], "nothing is not the folder of a run: it holds no config.json"),
+        (["report", "nothing"], "nothing does not exist; give a scores.json or the run folder"),
+        (["report", "empty"], "empty holds no scores.json; give the folder of an evaluated run"),
+        (["report", "broken"], "scores.json is not JSON"),
+        (["report", "foreign"], "scores.json has no 'dataset' (it has: accuracy)"),
+        (["report", "one", "other"], "one is on digits and other on cifar10; give runs of one data set"),
+        (["report", "one", "one"], "both have seed 3; give each seed once"),
+        (["report", "one", "--out", "taken"], "taken is a file where a folder is expected"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_loses_nothing(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    write(tmp_path / "one", SCORES)
+    write(tmp_path / "other", replace(SCORES, dataset="cifar10", seed=4))
+    for name, content in (("broken", "{"), ("foreign", '{"accuracy": 1}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "scores.json").write_text(content)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").write_text("mine")
+    before = _runs.contents(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert in_process(monkeypatch, *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert sentence in one_sentence(captured.err)
+    assert _runs.contents(tmp_path) == before
 
 
 def in_process(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
@@ -150,34 +226,13 @@ def test_a_mistake_of_the_program_is_not_hidden(tmp_path: Path, monkeypatch: pyt
 # ------------------------------------------------------------------------------ a whole command
 
 
-def row(model: str, members: int, nll: float, **values: Any) -> Row:
-    common: dict[str, Any] = {"bridges": 0, "steps": 0, "macs": 10, "macs_ratio": 1.0, "params": 10}
-    common |= {"params_ratio": 1.0, "acc": 90.0, "brier": 0.1, "ece": 0.01, "cnll": nll, "temperature": 1.1}
-    common |= {"dee": float(members), "gap": None, "gap_error": None}
-    return Row(model=model, members=members, nll=nll, **{**common, **values})
-
-
-SCORES = Scores(
-    "digits",
-    3,
-    10,
-    {"python": "3"},
-    (
-        row("DE-1", 1, 0.4),
-        row("DE-2", 2, 0.3),
-        row("+1 DBN", 2, 0.32, bridges=1, steps=1, dee=1.8, gap=0.8, gap_error=0.1),
-        row("control", 1, 0.35, bridges=1, steps=1, dee=1.5, gap=0.5, gap_error=0.1),
-    ),
-)
-
-
 def test_quickstart_prints_the_table_and_writes_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
 
-    def run_recipe(recipe: Any, out: Path, seed: int, reporter: Any) -> Scores:
-        asked.extend([recipe.name, out, seed])
+    def run_recipe(plan: Any, out: Path, seed: int, reporter: Any) -> Scores:
+        asked.extend([plan.recipe().name, out, seed])
         advance = reporter.stage("members", 10)
         advance(4)
         return SCORES
@@ -193,6 +248,65 @@ def test_quickstart_prints_the_table_and_writes_the_page(
     assert lines[-2:] == [str(tmp_path / "scores.json"), str(tmp_path / "report.html")]
     assert "digits" in (tmp_path / "report.html").read_text()
     assert captured.err == ""  # no bars where there is no terminal
+
+
+def test_several_runs_are_reported_as_mean_and_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    better = tuple(replace(each, nll=each.nll - 0.02) for each in SCORES.rows)
+    write(tmp_path / "one", SCORES)
+    write(tmp_path / "two", replace(SCORES, seed=4, rows=better))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    assert in_process(monkeypatch, "report", "one", "two/scores.json") == 0
+    captured = capsys.readouterr()
+    assert "0.390 ± 0.014" in captured.out  # DE-1: the mean of 0.40 and 0.38, and their deviation
+    assert captured.out.splitlines()[-1] == "report/report.html"
+    page = re.sub(r"<[^>]*>", "", (tmp_path / "report" / "report.html").read_text())
+    assert "0.390±0.014" in re.sub(r"\s", "", page)
+    assert not (tmp_path / "one" / "report.html").exists()
+
+
+def test_a_recipe_is_trained_and_evaluated_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fits = [f"{name}_fit.epochs=0.2" for name in ("member", "bridge", "kl")]
+    words = ["train", "digits", "members=2", "target=2", *fits, "--stage", "bridge", "--out", "run"]
+    assert in_process(monkeypatch, *words, "--dry-run") == 0
+    assert "2 × member " in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    assert in_process(monkeypatch, *words) == 0
+    assert "ensbridge evaluate run" in capsys.readouterr().out
+    assert in_process(monkeypatch, "evaluate", "run") == 0
+    captured = capsys.readouterr()
+    assert "run has nothing of these stages: distill, rivals, tradeoff, capacity" in one_sentence(
+        captured.err
+    )
+    assert captured.out.splitlines()[-1] == "run/scores.json"
+    scores = read_scores(tmp_path / "run")
+    assert [each.model for each in scores.rows][:2] == ["DE-1", "DE-2"]
+    assert scores.settings == {
+        "recipe": "digits",
+        "preset": "default",
+        "changes": ", ".join(["members=2", "target=2", *fits]),
+    }
+
+
+def test_a_report_starts_without_torch(tmp_path: Path) -> None:
+    write(tmp_path / "one", SCORES)
+    code = "import sys; sys.modules['torch'] = None; sys.argv = ['ensbridge', 'report', 'one']; "
+    code += "from ensbridge.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "one" / "report.html").exists()
 
 
 # ------------------------------------------------------------------------------ killed and interrupted

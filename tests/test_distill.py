@@ -18,10 +18,6 @@ STAGES = {"direct": ["5-to-1"], "progressive": ["2-to-1", "3-to-2", "5-to-3"]}
 CONFIG = FitConfig(epochs=2, batch_size=5, lr=1e-2, augment=Augment(mixup=0.4), checkpoint_every=2)
 
 
-def unexpected(step: int, total: int, loss: float) -> None:
-    raise AssertionError(f"step {step} was taken")
-
-
 def folders(path: Path) -> list[str]:
     return sorted(each.name for each in path.iterdir())
 
@@ -61,7 +57,7 @@ def test_stages_have_folders_and_the_teacher_stays(
 def test_run_again_it_takes_no_step(mode: Any, teacher: DiffusionBridge, tmp_path: Path) -> None:
     first = distill_steps(teacher, _runs.data(), CONFIG, tmp_path, mode=mode)
     files = _runs.contents(tmp_path)
-    again = distill_steps(teacher, _runs.data(), CONFIG, tmp_path, mode=mode, progress=unexpected)
+    again = distill_steps(teacher, _runs.data(), CONFIG, tmp_path, mode=mode, progress=_runs.unexpected)
     assert _runs.same(_runs.state(again.bridge), _runs.state(first.bridge))
     assert again.bridge.times == first.bridge.times
     assert _runs.contents(tmp_path) == files
@@ -88,7 +84,7 @@ def test_stopped_in_the_middle_it_goes_on(teacher: DiffusionBridge, tmp_path: Pa
         mode="progressive",
         progress=lambda step, *_: steps.append(step),
     )
-    assert steps == [3, 4, 1, 2, 3, 4]
+    assert steps == [4, 3, 4, 1, 2, 3, 4]  # the end of the first stage, which was complete, then steps
     assert _runs.same(_runs.state(resumed.bridge), _runs.state(whole.bridge))
 
 
@@ -147,7 +143,7 @@ def test_the_mode_is_the_bridges_own_unless_given(mode: str, tmp_path: Path) -> 
 
 def test_a_bridge_of_one_step_is_returned_as_it_is(tmp_path: Path) -> None:
     bridge = _runs.bridge(num_steps=1)
-    assert distill_steps(bridge, _runs.data(), CONFIG, tmp_path, progress=unexpected) is bridge
+    assert distill_steps(bridge, _runs.data(), CONFIG, tmp_path, progress=_runs.unexpected) is bridge
     assert folders(tmp_path) == []
 
 
@@ -178,7 +174,7 @@ def test_senseless_options_are_refused_before_a_folder_is_made(
     options: dict[str, Any], words: str, teacher: DiffusionBridge, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        distill_steps(teacher, _runs.data(), CONFIG, tmp_path / "run", progress=unexpected, **options)
+        distill_steps(teacher, _runs.data(), CONFIG, tmp_path / "run", progress=_runs.unexpected, **options)
     assert folders(tmp_path) == []
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import _tiny
-from ensbridge.ensemble import Ensemble, ensemble_logit
+from ensbridge.ensemble import Ensemble, ensemble_logit, member_groups
 from ensbridge.nets import run_tapped
 from ensbridge.nets.tap import StandingTap
 
@@ -139,6 +139,44 @@ def test_outputs_that_are_not_logits_are_refused_with_their_shape() -> None:
         Ensemble([nn.Conv2d(3, 8, 3)])(_tiny.images())
 
 
+# Members dealt to bridges
+
+
+@pytest.mark.parametrize("members", range(2, 11))
+def test_members_are_dealt_in_order_evenly_and_once(members: int) -> None:
+    for bridges in range(1, members):
+        groups = member_groups(members, bridges)
+        assert len(groups) == bridges
+        assert all(group[0] == 0 and 0 not in group[1:] for group in groups)
+        others = [index for group in groups for index in group[1:]]
+        assert others == list(range(1, members))  # in order, all of them, none twice
+        sizes = [len(group) for group in groups]
+        assert min(sizes) >= 2
+        assert max(sizes) - min(sizes) <= 1
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_five_members_and_two_bridges_are_the_specified_groups() -> None:
+    assert member_groups(5, 2) == [(0, 1, 2), (0, 3, 4)]
+    assert member_groups(3, 1) == [(0, 1, 2)]
+    assert member_groups(4, 3) == [(0, 1), (0, 2), (0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("members", "bridges", "words"),
+    [
+        (1, 1, "1 members were given to bridges; they need at least 2"),
+        (0, 1, "0 members were given to bridges"),
+        (5, 5, "5 bridges were asked for 5 members; .* so give 1 to 4"),
+        (5, 0, "0 bridges were asked for 5 members"),
+        (3, -1, "-1 bridges were asked for 3 members; .* so give 1 to 2"),
+    ],
+)
+def test_a_deal_that_does_not_come_out_is_refused(members: int, bridges: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        member_groups(members, bridges)
+
+
 # Observation
 
 
@@ -171,7 +209,7 @@ def test_the_tap_is_the_modules_own_output_in_the_same_pass(feature: str) -> Non
     net, images = _tiny.member(), _tiny.images()
     outputs: list[Tensor] = []
     handle = net.get_submodule(feature).register_forward_hook(lambda *args: outputs.append(args[2]))
-    logits, tapped = run_tapped(net, feature, images)
+    logits, tapped = run_tapped(net, images, feature)
     handle.remove()
     assert len(outputs) == 1
     assert tapped is outputs[0]
@@ -179,11 +217,24 @@ def test_the_tap_is_the_modules_own_output_in_the_same_pass(feature: str) -> Non
     assert hooks_of(net) == 0
 
 
+@pytest.mark.parametrize("features", [(), ("head",), ("stages.1", "stem", "stages.0.0")])
+def test_several_features_come_in_the_order_asked_for_from_one_pass(features: tuple[str, ...]) -> None:
+    net, images = _tiny.member(), _tiny.images()
+    expected = [net(images), *(run_tapped(net, images, feature)[1] for feature in features)]
+    calls = _tiny.count_runs([net])
+    tapped = run_tapped(net, images, *features)
+    assert calls == {0: 1}
+    standing = StandingTap(net, *features)
+    for found in (tapped, standing(images), standing(images)):
+        assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
+    standing.close()
+
+
 @pytest.mark.parametrize("feature", ["layer9", "stages.0.7", ""])
 def test_an_unknown_feature_is_refused_with_what_there_is(feature: str) -> None:
     net = _tiny.member()
     with pytest.raises(ValueError, match=re.escape(repr(feature))) as error:
-        run_tapped(net, feature, _tiny.images())
+        run_tapped(net, _tiny.images(), feature)
     for name, _ in net.named_children():
         assert re.search(rf"\b{name}\b", str(error.value).split("it has:")[1])
     assert ("stages.0" in str(error.value).split("it has:")[1]) == ("." in feature)
@@ -194,7 +245,7 @@ def test_a_feature_that_runs_twice_is_refused() -> None:
     layer = nn.Linear(4, 4)
     net = nn.Sequential(nn.Flatten(), layer, layer)
     with pytest.raises(ValueError, match="'1' ran 2 times"):
-        run_tapped(net, "1", torch.rand(2, 4))
+        run_tapped(net, torch.rand(2, 4), "1")
     assert hooks_of(net) == 0
 
 
@@ -208,13 +259,13 @@ def test_a_feature_that_never_runs_is_refused() -> None:
             return self.used(x)
 
     with pytest.raises(ValueError, match="'idle' ran 0 times"):
-        run_tapped(Idle(), "idle", torch.rand(2, 4))
+        run_tapped(Idle(), torch.rand(2, 4), "idle")
 
 
 def test_an_exception_inside_the_network_leaves_no_hook_behind() -> None:
     net = nn.Sequential(nn.Linear(4, 4), Raises())
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        run_tapped(net, "0", torch.rand(2, 4))
+        run_tapped(net, torch.rand(2, 4), "0")
     assert hooks_of(net) == 0
 
 
@@ -236,7 +287,7 @@ def test_two_threads_in_one_network_each_get_their_own_feature() -> None:
         generator = _tiny.generator(seed)
         for _ in range(50):
             images = torch.rand(2, 4, generator=generator)
-            logits, feature = run_tapped(net, "1", images)
+            logits, feature = run_tapped(net, images, "1")
             torch.testing.assert_close(feature, net[1](images), rtol=0, atol=0)
             torch.testing.assert_close(logits, net[3](feature), rtol=0, atol=0)
 
@@ -259,7 +310,7 @@ def test_the_tap_works_in_compiled_code(what: str) -> None:
         net.compile(backend="eager")
     for seed in range(3):
         images = torch.rand(2, 3, 2, 2, generator=_tiny.generator(seed))
-        logits, feature = call(net, "1", images)
+        logits, feature = call(net, images, "1")
         torch.testing.assert_close(feature, net[1](images.flatten(1)))
         torch.testing.assert_close(logits, net[3](net[2](feature)))
     assert hooks_of(net) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 import _runs
+from _tables import (
+    IMAGES,
+    LABELS,
+    MEMBERS,
+    SET,
+    TEST,
+    VALIDATION,
+    ladder,
+    metrics_by_hand,
+    nll_by_hand,
+    probabilities,
+    row_of,
+    table,
+    temperature_by_hand,
+)
 from ensbridge.cost import count_macs, count_params
 from ensbridge.data import ImageSet
 from ensbridge.ensemble import Ensemble
@@ -28,10 +40,11 @@ from ensbridge.metrics import gap_closed
 from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.scores import Row, Scores, read_scores
 
-TEST, VAL, CLASSES = 40, 25, 3
-KEYS = ["dataset", "seed", "classes", "environment", "rows"]
+KEYS = ["dataset", "seed", "class_names", "environment", "rows"]
+KEYS += ["settings", "transitions", "curves", "tradeoff", "capacity"]
 ROW_KEYS = [
     "model",
+    "method",
     "members",
     "bridges",
     "steps",
@@ -42,71 +55,7 @@ ROW_KEYS = [
     "acc",
     "nll",
 ]
-ROW_KEYS += ["brier", "ece", "cnll", "temperature", "dee", "gap", "gap_error"]
-Array = NDArray[np.float64]
-
-
-class Table(nn.Module):
-    """A classifier that looks its logits up: image number n gets row n."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(*logits.shape, bias=False))
-        self.net[1].weight.data = logits.T.clone()
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.net(images)
-
-
-def table(seed: int, knowledge: float = 1.5) -> Table:
-    logits = torch.randn(TEST + VAL, CLASSES, generator=torch.Generator().manual_seed(seed))
-    return Table(logits + knowledge * torch.eye(CLASSES)[LABELS])
-
-
-LABELS = torch.arange(TEST + VAL) % CLASSES
-IMAGES = torch.eye(TEST + VAL)[:, None, None, :]  # image number n is the n-th unit vector
-SET, VALIDATION = (IMAGES[:TEST], LABELS[:TEST]), (IMAGES[TEST:], LABELS[TEST:])
-MEMBERS = [table(seed) for seed in (14, 15, 16)]  # whose ladder falls from step to step
-
-
-def probabilities(tables: Sequence[Table]) -> Array:
-    """The mean softmax, in double, of every image."""
-    logits = np.stack([each.net[1].weight.detach().double().numpy().T for each in tables])
-    exponentials = np.exp(logits)
-    return (exponentials / exponentials.sum(-1, keepdims=True)).mean(0)
-
-
-def nll_by_hand(probs: Array, labels: Sequence[int]) -> Array:
-    return np.array([-math.log(row[label]) for row, label in zip(probs, labels, strict=True)])
-
-
-def metrics_by_hand(probs: Array, labels: Sequence[int]) -> dict[str, float]:
-    right = [int(row.argmax() == label) for row, label in zip(probs, labels, strict=True)]
-    brier = [((row - np.eye(CLASSES)[label]) ** 2).sum() for row, label in zip(probs, labels, strict=True)]
-    top, error = probs.max(1), 0.0
-    for number in range(15):
-        inside = [i for i in range(len(top)) if number / 15 < top[i] <= (number + 1) / 15]
-        error += abs(sum(right[i] for i in inside) - sum(top[i] for i in inside)) / len(top)
-    measured = {"acc": 100 * sum(right) / len(right), "brier": sum(brier) / len(brier), "ece": error}
-    return measured | {"nll": nll_by_hand(probs, labels).mean()}
-
-
-def temperature_by_hand(probs: Array, labels: Sequence[int]) -> float:
-    def cost(log_temperature: float) -> float:
-        powered = probs ** math.exp(-log_temperature)
-        return nll_by_hand(powered / powered.sum(1, keepdims=True), labels).mean()
-
-    return math.exp(minimize_scalar(cost, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9}).x)
-
-
-def row_of(scores: Scores, model: str) -> Row:
-    (row,) = [row for row in scores.rows if row.model == model]
-    return row
-
-
-def ladder(members: Sequence[nn.Module] = MEMBERS) -> dict[str, nn.Module]:
-    ensemble = Ensemble(members)
-    return {f"DE-{size}": ensemble.first(size) for size in range(1, len(ensemble) + 1)}
+ROW_KEYS += ["brier", "ece", "cnll", "temperature", "dee", "gap", "gap_error", "reliability"]
 
 
 # ------------------------------------------------------------------------------ numbers
@@ -195,16 +144,27 @@ def test_without_validation_nothing_is_calibrated() -> None:
         assert row.temperature is not None
 
 
+def numbers_of(row: Row) -> dict[str, Any]:
+    """Every value of a row, its reliability bin by bin."""
+    assert row.reliability is not None
+    assert row.reliability.after is not None
+    values = asdict(row)
+    del values["reliability"]
+    for number, one in enumerate(row.reliability.before + row.reliability.after):
+        values |= {f"bin {number} {name}": value for name, value in asdict(one).items()}
+    return values
+
+
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_the_batch_size_changes_nothing(batch_size: int) -> None:
     models = {**ladder([_runs.member(seed) for seed in range(3)]), "rival": _runs.member(9)}
     data, val = _runs.data(1, images=30), _runs.data(2, images=20)
     whole, parts = (evaluate(models, data, val, batch_size=size) for size in (256, batch_size))
     for row, other in zip(whole.rows, parts.rows, strict=True):
-        for name in ROW_KEYS:
-            value = getattr(row, name)
+        others = numbers_of(other)
+        for name, value in numbers_of(row).items():
             near = pytest.approx(value, rel=2e-4) if isinstance(value, float) else value
-            assert getattr(other, name) == near, (row.model, name)
+            assert others[name] == near, (row.model, name)
 
 
 def test_models_are_run_in_evaluation_mode_and_left_as_they_were() -> None:
@@ -286,7 +246,7 @@ def test_costs_are_the_source_and_each_pass_of_the_score_network() -> None:
         (3, 2, 5),
         (1, 1, 5),
     ]
-    assert scores.classes == 3
+    assert scores.class_names == ("0", "1", "2")
 
 
 def test_costs_do_not_depend_on_how_many_images_there_are() -> None:
@@ -338,7 +298,7 @@ def test_scores_json_has_exactly_its_keys() -> None:
     document = json.loads(scores.to_json())
     assert list(document) == KEYS
     assert all(list(row) == ROW_KEYS for row in document["rows"])
-    assert (document["dataset"], document["seed"], document["classes"]) == ("tables", 5, CLASSES)
+    assert (document["dataset"], document["seed"], document["class_names"]) == ("tables", 5, ["0", "1", "2"])
     assert document["environment"] == environment()
 
 

@@ -146,7 +146,7 @@ def test_the_walk_sees_the_package() -> None:
         ("methods/method.py", "from ..train.fit import fit", "imports train, which is above methods"),
         ("methods/method.py", "def f():\n    from ensbridge.cli import main", "imports cli, which is above"),
         ("methods/method.py", 'importlib.import_module("ensbridge.train")', "imports train, which is above"),
-        ("scores.py", "from ensbridge.files import read_json", "imports files, which is beside scores"),
+        ("scores/rows.py", "from ensbridge.files import read_json", "imports files, which is beside scores"),
         ("cost.py", "from ensbridge.metrics import nll", "imports metrics, which is beside cost"),
         (
             "recipes/run.py",

@@ -5,41 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
 from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor
 
+import _tiny
 from ensbridge.metrics import (
     MetricStream,
     accuracy,
     brier,
     calibrated_nll,
-    deep_ensemble_equivalent,
     ece,
     fit_temperature,
-    format_dee,
-    gap_closed,
     nll,
     nll_per_image,
 )
 
 ONE_SHOT = [accuracy, nll, brier, ece, fit_temperature, nll_per_image]
-
-
-def predictions(
-    count: int = 157, classes: int = 7, seed: int = 0, sharpness: float = 3.0
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B, K) that are right more often than chance, and too sure of it."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(classes, (count,), generator=generator)
-    logits = torch.randn(count, classes, generator=generator, dtype=torch.float64)
-    logits[torch.arange(count), labels] += 1.0
-    return (sharpness * logits).log_softmax(-1), labels
 
 
 def naive_ece(confidences: list[Fraction], right: list[bool], bins: int) -> float:
@@ -61,7 +46,7 @@ def naive_ece(confidences: list[Fraction], right: list[bool], bins: int) -> floa
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_accuracy_and_nll_match_scikit_learn(dtype: torch.dtype) -> None:
-    log_probs, labels = predictions()
+    log_probs, labels = _tiny.predictions()
     log_probs = log_probs.to(dtype)
     exact = log_probs.double()
     assert accuracy(log_probs, labels) == pytest.approx(accuracy_score(labels, exact.argmax(1)), abs=1e-15)
@@ -74,7 +59,7 @@ def test_accuracy_and_nll_match_scikit_learn(dtype: torch.dtype) -> None:
 
 
 def test_brier_matches_a_loop() -> None:
-    log_probs, labels = predictions()
+    log_probs, labels = _tiny.predictions()
     total = 0.0
     for row, label in zip(log_probs.tolist(), labels.tolist(), strict=True):
         total += sum((math.exp(value) - (column == label)) ** 2 for column, value in enumerate(row))
@@ -82,7 +67,7 @@ def test_brier_matches_a_loop() -> None:
 
 
 def test_nll_per_image_is_each_images_share() -> None:
-    log_probs, labels = predictions()
+    log_probs, labels = _tiny.predictions()
     each = nll_per_image(log_probs.float(), labels)
     assert each.dtype == torch.float64
     assert each.shape == labels.shape
@@ -92,14 +77,14 @@ def test_nll_per_image_is_each_images_share() -> None:
 
 @pytest.mark.parametrize("bins", [1, 7, 15, 40])
 def test_ece_matches_the_definition(bins: int) -> None:
-    log_probs, labels = predictions(seed=3)
+    log_probs, labels = _tiny.predictions(seed=3)
     confidences = [Fraction(value) for value in log_probs.exp().amax(1).tolist()]
     right = (log_probs.argmax(1) == labels).tolist()
     assert ece(log_probs, labels, bins=bins) == pytest.approx(naive_ece(confidences, right, bins), rel=1e-12)
 
 
 def test_ece_has_15_bins_unless_told() -> None:
-    log_probs, labels = predictions()
+    log_probs, labels = _tiny.predictions()
     assert ece(log_probs, labels) == ece(log_probs, labels, bins=15) != ece(log_probs, labels, bins=14)
 
 
@@ -168,82 +153,13 @@ def test_probability_zero_is_legal() -> None:
     assert nothing.compute()["nll"] == nothing.compute()["cnll"] == math.inf
 
 
-# ----------------------------------------------------------------------------------------------- streams
-
-
-@pytest.mark.parametrize("chunk", [1, 10, 64, 157, 1000])
-def test_streaming_equals_one_pass(chunk: int) -> None:
-    log_probs, labels = predictions()
-    stream = MetricStream(temperature=1.7)
-    for some_log_probs, some_labels in zip(log_probs.split(chunk), labels.split(chunk), strict=True):
-        stream.update(some_log_probs, some_labels)
-    scores = stream.compute()
-    tempered = (log_probs / 1.7).log_softmax(-1)
-    truths = {
-        "acc": accuracy(log_probs, labels),
-        "nll": nll(log_probs, labels),
-        "brier": brier(log_probs, labels),
-        "ece": ece(log_probs, labels),
-        "cnll": log_loss(labels, tempered.exp(), labels=range(7)),
-        "count": 157,
-    }
-    assert scores == pytest.approx(truths, rel=1e-12)
-    assert scores["acc"] == truths["acc"]
-    assert isinstance(scores["count"], int)
-
-
-def shards_of(log_probs: Tensor, labels: Tensor, sizes: list[int], bins: int = 15) -> list[MetricStream]:
-    shards = []
-    for some_log_probs, some_labels in zip(log_probs.split(sizes), labels.split(sizes), strict=True):
-        shards.append(MetricStream(bins=bins, temperature=0.6))
-        shards[-1].update(some_log_probs, some_labels)
-    return shards
-
-
-def test_merged_shards_equal_the_whole() -> None:
-    log_probs, labels = predictions()
-    (whole,) = shards_of(log_probs, labels, [157])
-    first, *others = shards_of(log_probs, labels, [100, 0, 56, 1])
-    for other in others:
-        before = other.state()
-        first.merge(other)
-        assert torch.equal(other.state(), before)
-    assert first.compute() == pytest.approx(whole.compute(), rel=1e-12)
-
-
-@pytest.mark.parametrize("bins", [1, 4, 15])
-def test_summed_states_equal_the_whole(bins: int) -> None:
-    log_probs, labels = predictions()
-    (whole,) = shards_of(log_probs, labels, [157], bins)
-    total = torch.stack([shard.state() for shard in shards_of(log_probs, labels, [31, 126], bins)]).sum(0)
-    summed = MetricStream.from_state(total, temperature=0.6)
-    assert summed.bins == bins
-    assert summed.compute() == pytest.approx(whole.compute(), rel=1e-12)
-
-
-def test_a_state_makes_the_round_trip_and_is_a_copy() -> None:
-    (stream,) = shards_of(*predictions(), [157])
-    state = stream.state()
-    assert state.dtype == torch.float64
-    assert state.ndim == 1
-    copy = MetricStream.from_state(state, temperature=0.6)
-    scores = stream.compute()
-    assert copy.compute() == scores
-    state.zero_()
-    assert stream.compute() == copy.compute() == scores
-    copy.update(*predictions(count=5))
-    assert copy.compute()["count"] == 162
-    assert stream.compute()["count"] == 157
-    copy.merge(stream)  # the temperature came along, so that they may be merged
-
-
 # ----------------------------------------------------------------------------------------- temperature
 
 
 @pytest.mark.parametrize("sharpness", [0.05, 0.3, 1.0, 3.0, 20.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_fitted_temperature_is_scipys(sharpness: float, seed: int) -> None:
-    log_probs, labels = predictions(seed=seed, sharpness=sharpness)
+    log_probs, labels = _tiny.predictions(seed=seed, sharpness=sharpness)
 
     def cost(log_inverse: float) -> float:
         scaled = (math.exp(log_inverse) * log_probs).log_softmax(-1)
@@ -256,7 +172,7 @@ def test_the_fitted_temperature_is_scipys(sharpness: float, seed: int) -> None:
 
 
 def test_at_the_fitted_temperature_the_slope_is_zero() -> None:
-    log_probs, labels = predictions(seed=5)
+    log_probs, labels = _tiny.predictions(seed=5)
     inverse = torch.tensor(1 / fit_temperature(log_probs, labels), dtype=torch.float64, requires_grad=True)
     torch.nn.functional.nll_loss((inverse * log_probs).log_softmax(-1), labels).backward()
     assert inverse.grad is not None
@@ -264,7 +180,7 @@ def test_at_the_fitted_temperature_the_slope_is_zero() -> None:
 
 
 def test_scaling_the_logits_scales_the_temperature() -> None:
-    log_probs, labels = predictions()
+    log_probs, labels = _tiny.predictions()
     base = fit_temperature(log_probs, labels)
     assert fit_temperature(2.5 * log_probs + 4.0, labels) == pytest.approx(2.5 * base, rel=1e-10)
 
@@ -286,7 +202,7 @@ def test_temperatures_at_the_ends(rows: list[list[float]], labels: list[int], ex
 
 
 def test_probability_zero_does_not_disturb_the_fit() -> None:
-    log_probs, labels = predictions(classes=4)
+    log_probs, labels = _tiny.predictions(classes=4)
     padded = torch.cat([log_probs, torch.full((157, 1), -math.inf, dtype=torch.float64)], 1)
     base = fit_temperature(log_probs, labels)
     assert fit_temperature(padded, labels) == pytest.approx(base, rel=1e-12)
@@ -296,123 +212,12 @@ def test_probability_zero_does_not_disturb_the_fit() -> None:
 
 
 def test_calibrated_nll_uses_the_temperature_of_validation() -> None:
-    log_probs, labels = predictions(seed=1)
-    val_log_probs, val_labels = predictions(seed=2, sharpness=6.0)
+    log_probs, labels = _tiny.predictions(seed=1)
+    val_log_probs, val_labels = _tiny.predictions(seed=2, sharpness=6.0)
     temperature = fit_temperature(val_log_probs, val_labels)
     expected = log_loss(labels, (log_probs / temperature).softmax(-1), labels=range(7))
     assert calibrated_nll(log_probs, labels, val_log_probs, val_labels) == pytest.approx(expected, rel=1e-12)
     assert calibrated_nll(log_probs, labels, log_probs, labels) < nll(log_probs, labels)
-
-
-# --------------------------------------------------------------------------------------------------- DEE
-
-MONOTONE = [0.4, 0.3, 0.25, 0.24, 0.2]
-BUMPY = [0.4, 0.3, 0.35, 0.3, 0.2]
-LATE = [0.4, 0.5, 0.4, 0.2]
-
-
-@pytest.mark.parametrize("size", range(1, 6))
-def test_dee_of_a_deep_ensemble_is_its_size(size: int) -> None:
-    assert deep_ensemble_equivalent(MONOTONE[size - 1], MONOTONE) == size
-    assert format_dee(MONOTONE[size - 1], MONOTONE) == size
-
-
-@pytest.mark.parametrize(
-    ("nll", "ladder", "expected"),
-    [
-        pytest.param(0.35, MONOTONE, 1.5, id="between 1 and 2"),
-        pytest.param(0.21, MONOTONE, 4.75, id="between 4 and 5"),
-        pytest.param(0.4, BUMPY, 1, id="bumpy, 1"),
-        pytest.param(0.3, BUMPY, 2, id="the smallest size at a tie"),
-        pytest.param(0.35, BUMPY, 1.5, id="a bump does not count"),
-        pytest.param(0.25, BUMPY, 4.5, id="after the bump"),
-        pytest.param(0.2, BUMPY, 5, id="bumpy, 5"),
-        pytest.param(0.4, LATE, 1, id="tie with 1"),
-        pytest.param(0.3, LATE, 3.5, id="after a flat start"),
-        pytest.param(0.45, MONOTONE, 0.5, id="below 1"),
-        pytest.param(0.7, MONOTONE, -2, id="far below 1"),
-        pytest.param(0.5, LATE, -0.5, id="below 1, with the slope to the first better size"),
-        pytest.param(0.1, MONOTONE, 5, id="no more than M"),
-        pytest.param(0.1, [0.4], 1, id="one member, better"),
-        pytest.param(0.4, [0.4], 1, id="one member, equal"),
-        pytest.param(0.5, [0.4], 0, id="one member, worse"),
-        pytest.param(0.5, [0.4, 0.4, 0.6], 0, id="flat, worse"),
-        pytest.param(0.4, [0.4, 0.4, 0.6], 1, id="flat, equal"),
-        pytest.param(0.3, [0.4, 0.4, 0.6], 3, id="flat, better"),
-        pytest.param(-0.1, [0.1, 0.0, -0.2], 2.5, id="the sign does not matter"),
-    ],
-)
-def test_dee(nll: float, ladder: list[float], expected: float) -> None:
-    measured = deep_ensemble_equivalent(nll, ladder)
-    assert isinstance(measured, float)
-    assert measured == pytest.approx(expected, abs=1e-9)
-
-
-def test_dee_falls_as_nll_grows() -> None:
-    for ladder in (MONOTONE, BUMPY, LATE):
-        values = [deep_ensemble_equivalent(value, ladder) for value in np.linspace(0.1, 0.9, 161)]
-        assert all(above >= below for above, below in pairwise(values))
-
-
-def test_dee_is_reported_as_more_than_m_only_below_the_whole_ladder() -> None:
-    assert format_dee(0.19, MONOTONE) == ">5"
-    assert format_dee(0.2, MONOTONE) == 5.0
-    assert format_dee(0.25, [0.4, 0.3, 0.5]) == ">3"
-    assert format_dee(0.3, [0.4, 0.3, 0.5]) == 2.0
-    assert format_dee(0.45, MONOTONE) == pytest.approx(0.5)
-
-
-# --------------------------------------------------------------------------------------------------- gap
-
-
-def per_image_nlls(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    one = rng.exponential(1.0, count)
-    target = 0.7 * one + rng.normal(0, 0.1, count)
-    return one, 0.8 * one + rng.normal(0, 0.2, count), target
-
-
-def test_the_gap_is_the_share_of_the_distance() -> None:
-    one, model, target = per_image_nlls(200)
-    gap, _ = gap_closed(one, model, target)
-    assert gap == pytest.approx((one.mean() - model.mean()) / (one.mean() - target.mean()), rel=1e-12)
-    assert gap_closed(one, target, target) == pytest.approx((1.0, 0.0), abs=1e-12)
-    assert gap_closed(one, one, target) == pytest.approx((0.0, 0.0), abs=1e-12)
-    assert gap_closed(*(torch.from_numpy(each) for each in (one, model, target))) == gap_closed(
-        one, model, target
-    )
-
-
-def test_the_error_of_the_gap_is_that_of_a_paired_bootstrap() -> None:
-    one, model, target = per_image_nlls(200)
-    rng = np.random.default_rng(123)
-    gaps = []
-    for _ in range(2000):
-        draw = [int(rng.integers(200)) for _ in range(200)]
-        means = [sum(each[image] for image in draw) / 200 for each in (one, model, target)]
-        gaps.append((means[0] - means[1]) / (means[0] - means[2]))
-    _, error = gap_closed(one, model, target)
-    assert error == pytest.approx(np.std(gaps), rel=0.12)  # two spreads of 1000 draws differ by about 3 %
-
-
-def test_the_error_repeats_with_its_seed() -> None:
-    nlls = per_image_nlls(50)
-    assert gap_closed(*nlls) == gap_closed(*nlls, seed=0) == gap_closed(*nlls, resamples=1000)
-    assert gap_closed(*nlls, seed=1) != gap_closed(*nlls)
-    assert gap_closed(*nlls, resamples=999) != gap_closed(*nlls)
-
-
-def test_without_a_distance_there_is_no_gap() -> None:
-    assert gap_closed([0.5, 0.25], [0.1, 0.1], [0.25, 0.5]) == (None, None)
-    assert gap_closed([0.5, math.inf], [0.1, 0.1], [0.25, 0.5]) == (None, None)
-
-
-def test_a_resample_without_a_distance_is_left_out() -> None:
-    # A third of the draws of these images sees only those on which one member and the target agree.
-    gap, error = gap_closed([0.5, 0.5, 0.5], [0.4, 0.45, 0.3], [0.5, 0.5, 0.2])
-    assert gap == pytest.approx(0.35 / 0.3)
-    assert error is not None
-    assert 0 < error < 1
 
 
 # ------------------------------------------------------------------------------------------------ errors
@@ -464,46 +269,3 @@ def test_logits_and_probabilities_are_refused(
 def test_a_temperature_needs_a_possible_label() -> None:
     with pytest.raises(ValueError, match="all of the 1 labels have probability zero"):
         fit_temperature(torch.tensor([[0.0, -math.inf]]), torch.tensor([1]))
-
-
-def test_wrong_streams_are_refused() -> None:
-    with pytest.raises(ValueError, match="bins is 0"):
-        MetricStream(bins=0)
-    for temperature in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"temperature is {temperature}"):
-            MetricStream(temperature=temperature)
-    with pytest.raises(ValueError, match="0 images"):
-        MetricStream().compute()
-    for other in (MetricStream(bins=10), MetricStream(temperature=2.0)):
-        with pytest.raises(ValueError, match="make them equal"):
-            MetricStream().merge(other)
-    for state in (
-        torch.zeros(7).double(),
-        torch.zeros(3).double(),
-        torch.zeros(2, 3).double(),
-        torch.zeros(48),
-    ):
-        with pytest.raises(ValueError, match="not one of a MetricStream"):
-            MetricStream.from_state(state)
-
-
-@pytest.mark.parametrize("function", [deep_ensemble_equivalent, format_dee])
-def test_wrong_ladders_are_refused(function: Callable[[float, list[float]], object]) -> None:
-    with pytest.raises(ValueError, match="ladder is empty"):
-        function(0.3, [])
-    for value in (math.nan, math.inf, -math.inf):
-        with pytest.raises(ValueError, match=f"nll is {value}"):
-            function(value, [0.4, 0.3])
-        with pytest.raises(ValueError, match=f"DE-2 in the ladder is {value}"):
-            function(0.3, [0.4, value])
-
-
-def test_wrong_gaps_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(2,\), \(1,\) and \(2,\)"):
-        gap_closed([0.1, 0.2], [0.1], [0.1, 0.2])
-    with pytest.raises(ValueError, match="at least 1 image"):
-        gap_closed([], [], [])
-    with pytest.raises(ValueError, match="contain nan"):
-        gap_closed([0.1], [math.nan], [0.2])
-    with pytest.raises(ValueError, match="resamples is 1"):
-        gap_closed([0.1], [0.1], [0.2], resamples=1)

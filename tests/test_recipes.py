@@ -14,73 +14,15 @@ import torch
 from torch import nn
 
 import _runs
-from ensbridge.data import Splits
-from ensbridge.nets import ResNet, ScoreNet
-from ensbridge.nets.score import ZInput
-from ensbridge.recipes import Recipe, digits, run_recipe
-from ensbridge.recipes.run import build, describe, side_by_side
+from _recipe import Heard, member, results, tiny
+from ensbridge.recipes import Recipe, run_recipe
+from ensbridge.recipes.recipe import build, describe
+from ensbridge.recipes.threads import side_by_side
 from ensbridge.scores import read_scores
 
-STAGES = ["members", "bridges"]
-
-
-def load() -> Splits:
-    return Splits(_runs.data(0, 40), _runs.data(1, 20), _runs.data(2, 30))
-
-
-def member() -> nn.Module:
-    return ResNet((1,), (8,), 3, stem=8, mean=(0.5,), std=(0.3,))
-
-
-def score(z_input: ZInput) -> ScoreNet:
-    return ScoreNet(3, 8, [(1, 8, 1, 1)], 8, z_input=z_input)
-
-
-def tiny(**changes: Any) -> Recipe:
-    """The digits' recipe with networks, data and times that are tiny."""
-    recipe = digits()
-    small = {"epochs": 0.5, "batch_size": 5, "checkpoint_every": 2, "log_every": 1}  # 4 steps
-    return replace(
-        recipe,
-        **{
-            "load": load,
-            "member": member,
-            "score": score,
-            "feature": "stages.0.0",
-            "members": 3,
-            "target": 2,
-            "member_fit": replace(recipe.member_fit, **small),
-            "bridge_fit": replace(recipe.bridge_fit, **small),
-            "distill_fit": replace(recipe.distill_fit, **small),
-            **changes,
-        },
-    )
-
-
-class Heard:
-    """A reporter that remembers what it heard and may stop the run at a step of a stage."""
-
-    def __init__(self, stop: tuple[str, int] | None = None) -> None:
-        self.stages: dict[str, tuple[int, list[int]]] = {}
-        self.stop = stop
-        self.lock = threading.Lock()
-
-    def stage(self, name: str, total: int) -> Callable[[int], None]:
-        done: list[int] = []
-        self.stages[name] = (total, done)
-
-        def advance(steps: int) -> None:
-            with self.lock:
-                done.append(steps)
-                stop = (name, len(done)) == self.stop
-            if stop:
-                raise ConnectionError("stopped by the test")
-
-        return advance
-
-
-def results(folder: Path) -> bytes:
-    return (folder / "scores.json").read_bytes()
+STAGES = ["members", "bridges", "curves", "rivals"]
+RIVALS = ["ED", "EnD²", "+1 BN small", "+1 BN medium"]
+BRIDGES = ["+1 DBN (5 steps)", "+1 DBN", "+1 DBN (KL)", "+2 DBN (DE-3)", "control", "control (KL)"]
 
 
 @pytest.fixture(scope="module")
@@ -96,19 +38,45 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rows_come_in_their_order(whole: Path) -> None:
     scores = read_scores(whole)
-    bridges = ["+1 DBN (5 steps)", "+1 DBN", "+1 DBN (KL)", "control"]
-    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *bridges]
-    assert [row.members for row in scores.rows] == [1, 2, 3, 2, 2, 2, 1]
-    assert [row.bridges for row in scores.rows] == [0, 0, 0, 1, 1, 1, 1]
-    assert [row.steps for row in scores.rows] == [0, 0, 0, 5, 1, 1, 1]
+    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *RIVALS, *BRIDGES]
+    assert [row.method for row in scores.rows[3:]] == [
+        *("ED", "EnD2", "BN", "BN", "DBN", "DBN", "DBN", "DBN", "control", "control")
+    ]
+    assert [row.members for row in scores.rows] == [1, 2, 3, 2, 2, 2, 2, 2, 2, 2, 3, 1, 1]
+    assert [row.bridges for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 1, 1]
+    assert [row.steps for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 5, 1, 1, 1, 1, 1]
     assert [row.dee for row in scores.rows[:3]] == [1.0, 2.0, 3.0]
-    assert [row.gap is None for row in scores.rows] == [True] * 3 + [False] * 4
     one, target = scores.rows[0].nll, scores.rows[1].nll
     gaps = [(one - row.nll) / (one - target) for row in scores.rows[3:]]
     assert [row.gap for row in scores.rows[3:]] == pytest.approx(gaps, rel=1e-4)
-    assert all(row.cnll is not None for row in scores.rows)
-    assert (scores.dataset, scores.seed, scores.classes) == ("digits", 3, 3)
-    assert len({row.nll for row in scores.rows}) == 7  # each row is a network of its own
+    assert all(row.cnll is not None and row.reliability is not None for row in scores.rows)
+    assert (scores.dataset, scores.seed, scores.class_names) == ("digits", 3, ("a", "b", "c"))
+    assert len({row.nll for row in scores.rows}) == len(scores.rows)  # each row is a network of its own
+
+
+def test_the_scores_hold_what_the_figures_show(whole: Path) -> None:
+    scores = read_scores(whole)
+    names = [
+        "DE-1",
+        BRIDGES[0],
+        "control",
+        "+1 DBN (KL)",
+        "Bezier curve",
+        "ED",
+        "EnD²",
+        "BN small",
+        "BN medium",
+    ]
+    assert sorted(curve.name for curve in scores.curves) == sorted(names)
+    for curve in scores.curves:
+        assert curve.images == (5, 10, 15, 20)  # four steps of five images, each logged
+        assert all(loss > -10 for loss in curve.loss)
+    for each in scores.transitions:
+        assert each.times == pytest.approx((1, 0.8, 0.6, 0.4, 0.2, 0))
+        assert max(each.source) != max(each.ensemble)
+        assert each.source.index(max(each.source)) != each.ensemble.index(max(each.ensemble))
+        assert [sum(stop) for stop in each.path] == pytest.approx([1] * 6, abs=1e-5)
+    assert (scores.tradeoff, scores.capacity) == ((), ())
 
 
 def test_the_same_seed_gives_the_same_bytes(whole: Path, tmp_path: Path) -> None:
@@ -124,7 +92,9 @@ def test_another_seed_gives_other_scores(whole: Path, tmp_path: Path) -> None:
     assert all(a.nll != b.nll for a, b in zip(here.rows, there.rows, strict=True))
 
 
-@pytest.mark.parametrize(("stage", "step"), [("members", 1), ("members", 7), ("bridges", 3), ("bridges", 10)])
+@pytest.mark.parametrize(
+    ("stage", "step"), [("members", 1), ("members", 7), ("bridges", 10), ("curves", 2), ("rivals", 3)]
+)
 def test_stopped_midway_and_run_again_it_gives_the_same_bytes(
     stage: str, step: int, whole: Path, tmp_path: Path
 ) -> None:
@@ -137,7 +107,7 @@ def test_stopped_midway_and_run_again_it_gives_the_same_bytes(
 
 def test_stopped_again_and_again(whole: Path, tmp_path: Path) -> None:
     # At the first step that is heard: a later one may never come, as another thread may be far ahead.
-    for stage in ("members", "members", "bridges", "bridges"):
+    for stage in ("members", "members", "bridges", "bridges", "rivals"):
         with pytest.raises(ConnectionError):
             run_recipe(tiny(), tmp_path, 3, Heard((stage, 1)))
     run_recipe(tiny(), tmp_path, 3)
@@ -160,8 +130,12 @@ def test_the_reporter_hears_every_step(tmp_path: Path) -> None:
     reporter = Heard()
     run_recipe(tiny(), tmp_path, 0, reporter)
     assert list(reporter.stages) == STAGES
+    # Three members; two fits and a distillation; one curve; every rival side by side.
+    assert {name: total for name, (total, _) in reporter.stages.items()} == dict(
+        zip(STAGES, (12, 12, 4, 4), strict=True)
+    )
     for total, steps in reporter.stages.values():
-        assert (total, steps) == (12, [1] * 12)  # three members; two fits and a distillation
+        assert steps == [1] * total
 
 
 def test_the_callers_threads_and_randomness_return(tmp_path: Path) -> None:
@@ -195,8 +169,11 @@ def changed(value: Any) -> Any:
     """Another value of the same kind."""
     others = {"adam": "sgd", "sgd": "adam", "grid": "uniform", "image": "batch", "mean": "drawn"}
     others |= {"none": "dead", "exact": "released", "direct": "progressive"}
+    others |= {"default": "paper", "dirichlet": "softmax", "beta0": "s"}
     if isinstance(value, bool):
         return not value
+    if isinstance(value, tuple):
+        return (*value, "x")
     if isinstance(value, str):
         return others.get(value, value + "x")
     return value / 2 if isinstance(value, float) and value else value + 1
@@ -236,7 +213,7 @@ def test_another_recipe_or_seed_is_refused_and_nothing_changes(whole: Path) -> N
     mixed = replace(recipe.bridge_fit, augment=replace(recipe.bridge_fit.augment, mixup=0.7))
     others = [
         (recipe, 4, "seed is 3 there and 4 here"),
-        (replace(recipe, target=3), 3, "target is 2 there and 3 here"),
+        (replace(recipe, target=3), 3, r"recipe\.target is 2 there and 3 here"),
         (replace(recipe, bridge_fit=faster), 3, r"bridge_fit\.lr is .* there and 0\.5 here"),
         (replace(recipe, bridge_fit=mixed), 3, r"bridge_fit\.augment\.mixup is .* there and 0\.7 here"),
     ]
@@ -301,6 +278,6 @@ def test_an_error_in_a_member_surfaces_from_the_recipe(tmp_path: Path) -> None:
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return self.weight * images.mean((1, 2, 3), keepdim=True)[:, :, 0, 0] * float("nan")
 
-    with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
-        run_recipe(tiny(member=Broken), tmp_path)
+    with pytest.raises(FloatingPointError, match="the loss of member is nan at step 1"):
+        run_recipe(tiny(member=Broken, tail=lambda *_: nn.Identity()), tmp_path)
     assert not (tmp_path / "scores.json").exists()

@@ -1,0 +1,262 @@
+"""`scores.json` is read strictly, averaged honestly and written as text in one place."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from _report import make_document, make_row, one_run, three_runs
+from ensbridge.scores import COLUMNS, METHODS, Summary, cells, parse_scores, read_scores, summarise
+
+# ------------------------------------------------------------------------------ reading
+
+
+def test_scores_survive_the_round_trip_from_file_and_folder(tmp_path: Path) -> None:
+    document = make_document()
+    (tmp_path / "scores.json").write_text(json.dumps(document))
+    from_file = read_scores(tmp_path / "scores.json")
+    assert json.loads(json.dumps(asdict(from_file))) == document
+    assert json.loads(from_file.to_json()) == document
+    assert read_scores(tmp_path) == from_file
+
+
+def test_what_a_plain_evaluation_lacks_may_be_missing() -> None:
+    document = make_document()
+    for key in ("settings", "transitions", "curves", "tradeoff", "capacity"):
+        del document[key]
+    for row in document["rows"]:
+        del row["reliability"]
+    scores = parse_scores(document)
+    assert (scores.settings, scores.transitions, scores.rows[0].reliability) == (None, (), None)
+
+
+def test_missing_file_and_empty_folder_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gone\.json does not exist; give"):
+        read_scores(tmp_path / "gone.json")
+    with pytest.raises(ValueError, match=r"holds no scores\.json; give the folder of an evaluated run"):
+        read_scores(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{oops", r"scores\.json is not JSON \(.* in line 1\); delete it and run again"),
+        (b"[" * 100_000, r"scores\.json is not JSON \(nested too deeply\); delete it and run again"),
+        (b"\xff\xfe", r"scores\.json is not UTF-8 text \(byte 0\); delete it and run again"),
+        (b"[1]", r"scores\.json is \[1\] where an object is expected; delete it and run again"),
+    ],
+)
+def test_unreadable_content_is_explained(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "scores.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_scores(tmp_path)
+
+
+_OPTIONAL = ("settings", "transitions", "curves", "tradeoff", "capacity", "reliability")
+_KEYS = [key for key in make_document() if key not in _OPTIONAL]
+_KEYS += [f"row.{key}" for key in make_document()["rows"][0] if key not in _OPTIONAL]
+
+
+@pytest.mark.parametrize("key", _KEYS)
+def test_each_missing_key_is_named(key: str) -> None:
+    document = make_document()
+    name = key.removeprefix("row.")
+    where = document["rows"][2] if key.startswith("row.") else document
+    del where[name]
+    place = r"here: rows\[2\]" if key.startswith("row.") else "here"
+    with pytest.raises(ValueError, match=rf"^{place} has no '{name}' \(it has: .*delete it and run again"):
+        parse_scores(document, where="here")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("model", 3, "3"),
+        ("model", "", '""'),
+        ("model", "a\x1b[31mb", r'"a\\u001b\[31mb"'),
+        ("method", "bridge", '"bridge"'),
+        ("members", 1.5, r"1\.5"),
+        ("members", 0, "0"),
+        ("bridges", True, "true"),
+        ("steps", -1, "-1"),
+        ("macs", "12", '"12"'),
+        ("macs_ratio", 0.0, r"0\.0"),
+        ("params_ratio", -1.0, r"-1\.0"),
+        ("acc", "90", '"90"'),
+        ("nll", float("nan"), "NaN"),
+        ("brier", None, "null"),
+        ("ece", False, "false"),
+        ("cnll", float("inf"), "Infinity"),
+        ("temperature", 0, "0"),
+        ("dee", "5", '"5"'),
+        ("dee", None, "null"),
+        ("gap", "0.5", r'"0\.5"'),
+        ("gap_error", [], r"\[\]"),
+    ],
+)
+def test_wrong_values_in_a_row_are_named(key: str, value: object, shown: str) -> None:
+    document = make_document()
+    document["rows"][1][key] = value
+    message = rf"^here: rows\[1\]: {key} is {shown}, expected .+; delete it and run again"
+    with pytest.raises(ValueError, match=message):
+        parse_scores(document, where="here")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("dataset", 1), ("seed", "0"), ("class_names", 10), ("environment", []), ("rows", []), ("rows", {})],
+)
+def test_wrong_values_at_the_top_are_named(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^here: {key} is {re.escape(json.dumps(value))}, expected "):
+        parse_scores(make_document() | {key: value}, where="here")
+
+
+def test_a_model_twice_is_refused() -> None:
+    document = make_document()
+    document["rows"].append(document["rows"][3])
+    with pytest.raises(ValueError, match=r"^here: rows has 'DE-4' twice for 4 members; delete it"):
+        parse_scores(document, where="here")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label": 10}, r"transitions\[1\] does not fit 10 classes and 3 times"),
+        ({"source": [0.5, 0.5]}, r"transitions\[1\] does not fit 10 classes"),
+        ({"times": [1.0, 0.0]}, r"transitions\[1\] does not fit 10 classes and 2 times"),
+        ({"image": 3}, r"transitions\[1\]: image is 3, expected one line of text"),
+    ],
+)
+def test_transitions_must_fit_the_classes(change: dict[str, Any], message: str) -> None:
+    document = make_document()
+    document["transitions"][1] |= change
+    with pytest.raises(ValueError, match=message):
+        parse_scores(document)
+
+
+def test_curves_must_have_a_loss_for_each_count() -> None:
+    document = make_document()
+    document["curves"][0]["loss"].pop()
+    with pytest.raises(ValueError, match=r"curves\[0\] has 8 images and 7 losses; delete it"):
+        parse_scores(document)
+
+
+# ------------------------------------------------------------------------------ several runs
+
+
+def test_statistics_are_those_of_numpy_and_of_the_standard_library() -> None:
+    summary = three_runs()
+    for group in summary.rows:
+        values = [next(row.nll for row in run.rows if row.model == group.model) for run in summary.runs]
+        assert group.values("nll") == values
+        assert group.mean("nll") == pytest.approx(np.mean(values))
+        assert group.spread("nll") == pytest.approx(np.std(values, ddof=1))
+        assert group.spread("acc") == pytest.approx(statistics.stdev(group.values("acc")))
+
+
+def test_rows_are_grouped_by_model_in_the_order_of_the_file() -> None:
+    summary = three_runs()
+    assert [group.model for group in summary.rows] == [row.model for row in summary.first.rows]
+    assert {len(group.rows) for group in summary.rows} == {3}
+    assert {group.method for group in summary.rows} <= set(METHODS)
+    assert summary.seeds == (6, 7, 8)
+
+
+def test_rows_of_one_name_for_other_numbers_of_teachers_stay_apart() -> None:
+    document = make_document()
+    row = document["capacity"][0]
+    document["capacity"] = [row | {"model": "+1 DBN", "members": k, "acc": 90.0 + k} for k in (2, 3)]
+    groups = summarise([parse_scores(document)]).capacity
+    assert [(group.first.members, group.mean("acc")) for group in groups] == [(2, 92.0), (3, 93.0)]
+
+
+def test_a_bound_counts_as_the_largest_ensemble_and_says_so() -> None:
+    group = next(group for group in three_runs().rows if group.model == "+1 DBN (KL)")
+    assert group.dee_is_bound
+    assert group.mean("dee") == 5.0
+    assert cells(group)[8] == ">5"
+    mixed = replace(group, rows=(group.rows[0], replace(group.rows[1], dee=4.0)))
+    assert cells(mixed)[8] == ">4.50 ± 0.71"
+
+
+def test_stages_that_only_some_runs_have_count_those_runs() -> None:
+    first, *others = three_runs().runs
+    summary = Summary((first, *(replace(run, tradeoff=()) for run in others)))
+    assert {(len(group.rows), group.runs) for group in summary.tradeoff} == {(1, 1)}
+    fewer = Summary((first, *(replace(run, rows=run.rows[:1]) for run in others)))
+    assert cells(fewer.rows[1])[0] == "DE-2 (1 of 3 runs)"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dataset": "cifar10"}, "a is on digits and b on cifar10; give runs of one data set"),
+        ({"class_names": tuple("abcdefghij")}, "a has the classes 0, 1, 2, 3, 4… and b others"),
+        (
+            {"settings": {"recipe": "digits", "preset": "paper"}},
+            r"differ in their preset \(default and paper\)",
+        ),
+        ({"settings": None}, r"differ in their recipe \(digits and None\)"),
+        ({"seed": 7}, "a and b both have seed 7; give each seed once"),
+    ],
+)
+def test_runs_that_cannot_be_averaged_are_refused(change: dict[str, Any], message: str) -> None:
+    first, second = (parse_scores(make_document(seed)) for seed in (7, 8))
+    with pytest.raises(ValueError, match=message):
+        summarise([first, replace(second, **change)], ["a", "b"])
+
+
+def test_no_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 runs"):
+        summarise([])
+
+
+# ------------------------------------------------------------------------------ text
+
+
+def test_cells_are_formatted_in_one_place() -> None:
+    groups = {group.model: group for group in one_run().rows}
+    assert cells(groups["+1 DBN"]) == (
+        *("+1 DBN", "1.16", "1.16", "91.90", "0.237", "0.150", "0.040", "0.300", "2.43", "0.93 ± 0.05"),
+    )
+    assert cells(groups["+1 DBN (KL)"])[-2:] == (">5", "1.16 ± 0.05")
+    assert cells(groups["DE-1"])[-2:] == ("1.00", "–")
+    no_split = replace(groups["DE-1"].first, cnll=None, gap=-0.07)
+    assert cells(replace(groups["DE-1"], rows=(no_split,)))[-3:] == ("–", "1.00", "-0.07")
+
+
+def test_cells_over_several_runs_are_mean_and_spread() -> None:
+    groups = {group.model: group for group in three_runs().rows}
+    assert cells(groups["+1 DBN"])[3:5] == ("91.90 ± 0.08", "0.237 ± 0.004")
+    assert cells(groups["+1 DBN"])[-2:] == ("2.43 ± 0.04", "0.93 ± 0.00")
+    assert cells(groups["DE-3"])[-2] == "3.00"  # by definition, without a spread
+
+
+def test_text_table_aligns_and_fits() -> None:
+    summary = one_run()
+    lines = summary.table().splitlines()
+    assert len(lines) == 2 + len(summary.rows)
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert 80 <= len(lines[0]) <= 110
+    assert lines[0].split("  ")[0].strip() == "model"
+    assert lines[2].startswith("DE-1 ")  # names to the left
+    assert lines[2].endswith(" –")  # numbers to the right
+    assert lines[12].split() == ["+1", "DBN", *cells(summary.rows[10])[1:-1], "0.93", "±", "0.05"]
+    assert summary.first.table() == summary.table()
+
+
+def test_every_column_is_explained() -> None:
+    assert all(column.meaning.endswith(".") for column in COLUMNS)
+    assert len({column.heading for column in COLUMNS}) == len(COLUMNS)
+
+
+def test_made_up_rows_are_whole() -> None:
+    values = ("x", "other", 1, 0, 0, 1.0, 90.0, 0.3, 1.0, None)
+    assert parse_scores(make_document() | {"rows": [make_row(values)]}).rows[0].method == "other"
