@@ -1,0 +1,21 @@
+"""`scores.json`, the one file from which every table and figure is made: its types, reading, and text.
+
+No torch here, so that reports start without it.
+"""
+
+from ensbridge.scores.columns import COLUMNS as COLUMNS
+from ensbridge.scores.columns import Column as Column
+from ensbridge.scores.columns import cells as cells
+from ensbridge.scores.reading import parse_scores as parse_scores
+from ensbridge.scores.reading import read_scores as read_scores
+from ensbridge.scores.rows import METHODS as METHODS
+from ensbridge.scores.rows import Bin as Bin
+from ensbridge.scores.rows import Curve as Curve
+from ensbridge.scores.rows import Method as Method
+from ensbridge.scores.rows import Reliability as Reliability
+from ensbridge.scores.rows import Row as Row
+from ensbridge.scores.rows import Scores as Scores
+from ensbridge.scores.rows import Transition as Transition
+from ensbridge.scores.summary import Group as Group
+from ensbridge.scores.summary import Summary as Summary
+from ensbridge.scores.summary import summarise as summarise

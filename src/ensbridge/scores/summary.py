@@ -1,0 +1,160 @@
+"""Several runs of one experiment as one: mean and spread over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from rich.cells import cell_len
+
+from ensbridge.scores.rows import Method, Row, Scores
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one model in several runs.
+
+    >>> row = Row("DE-1", "DE", 1, 0, 0, 4, 1.0, 3, 1.0, 91.5, 0.3, 0.1, 0.0, None, None, 1.0, None, None)
+    >>> Group((row, row)).mean("acc"), Group((row, row)).spread("acc"), Group((row,)).spread("acc")
+    (91.5, 0.0, None)
+    """
+
+    rows: tuple[Row, ...]
+    runs: int = 1  # of how many
+
+    @property
+    def first(self) -> Row:
+        """The model in the first run: what does not depend on the seed is the same in all."""
+        return self.rows[0]
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.first.model
+
+    @property
+    def method(self) -> Method:
+        """The model's method."""
+        return self.first.method
+
+    def values(self, name: str) -> list[float]:
+        """A score in each run that has it; a DEE beyond the largest ensemble counts as that ensemble."""
+        found = [getattr(row, name) for row in self.rows]
+        return [float(str(value).lstrip(">")) for value in found if value is not None]
+
+    def mean(self, name: str) -> float | None:
+        """The mean of a score over the runs, None where no run has it."""
+        values = self.values(name)
+        return fmean(values) if values else None
+
+    def spread(self, name: str) -> float | None:
+        """The standard deviation of a score over the runs, None with fewer than two."""
+        values = self.values(name)
+        return stdev(values) if len(values) > 1 else None
+
+    @property
+    def dee_is_bound(self) -> bool:
+        """Whether a run's DEE lies beyond the largest measured ensemble: the mean is then a lower bound."""
+        return any(isinstance(row.dee, str) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Runs of one experiment that differ by their seeds."""
+
+    runs: tuple[Scores, ...]
+
+    @property
+    def first(self) -> Scores:
+        """The first run, for what is the same in all."""
+        return self.runs[0]
+
+    @property
+    def dataset(self) -> str:
+        """The data set."""
+        return self.first.dataset
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The runs' seeds."""
+        return tuple(run.seed for run in self.runs)
+
+    @property
+    def rows(self) -> tuple[Group, ...]:
+        """One group for each model of the table."""
+        return self._groups([run.rows for run in self.runs])
+
+    @property
+    def tradeoff(self) -> tuple[Group, ...]:
+        """One group for each method and number of members, over the runs that trained it."""
+        return self._groups([run.tradeoff for run in self.runs if run.tradeoff])
+
+    @property
+    def capacity(self) -> tuple[Group, ...]:
+        """One group for each method and number of teachers, over the runs that trained it."""
+        return self._groups([run.capacity for run in self.runs if run.capacity])
+
+    def table(self) -> str:
+        """The rows as plain aligned text, names to the left and numbers to the right."""
+        from ensbridge.scores.columns import COLUMNS, cells
+
+        lines = [tuple(column.heading for column in COLUMNS), *map(cells, self.rows)]
+        widths = [max(map(cell_len, texts)) for texts in zip(*lines, strict=True)]
+
+        def join(line: tuple[str, ...]) -> str:
+            gaps = [" " * (width - cell_len(text)) for text, width in zip(line, widths, strict=True)]
+            numbers = (gap + text for gap, text in zip(gaps[1:], line[1:], strict=True))
+            return "  ".join([line[0] + gaps[0], *numbers])
+
+        rule = "  ".join("─" * width for width in widths)
+        return "\n".join([join(lines[0]), rule, *map(join, lines[1:])])
+
+    @staticmethod
+    def _groups(runs: Sequence[Sequence[Row]]) -> tuple[Group, ...]:
+        found: dict[tuple[str, int], list[Row]] = {}
+        for row in (row for rows in runs for row in rows):
+            found.setdefault((row.model, row.members), []).append(row)
+        return tuple(Group(tuple(rows), len(runs)) for rows in found.values())
+
+
+def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None) -> Summary:
+    """Put runs of one experiment side by side; runs that cannot be averaged are refused.
+
+    `names` are the runs' names in errors, such as their folders.
+
+    >>> row = Row("DE-1", "DE", 1, 0, 0, 4, 1.0, 3, 1.0, 91.5, 0.3, 0.1, 0.0, None, None, 1.0, None, None)
+    >>> one, other = (Scores(name, 0, ("a", "b"), {}, (row,)) for name in ("digits", "cifar10"))
+    >>> summarise([one, other], ["runs/a", "runs/b"])
+    Traceback (most recent call last):
+    ValueError: runs/a is on digits and runs/b on cifar10; give runs of one data set
+    """
+    if not runs:
+        raise ValueError("there are 0 runs to put together; give at least 1")
+    names = names or [f"run {number}" for number in range(1, len(runs) + 1)]
+    seen: dict[int, str] = {}
+    for run, name in zip(runs, names, strict=True):
+        first, of_first = runs[0], names[0]
+        if run.dataset != first.dataset:
+            raise ValueError(
+                f"{of_first} is on {first.dataset} and {name} on {run.dataset}; give runs of one data set"
+            )
+        if run.class_names != first.class_names:
+            raise ValueError(
+                f"{of_first} has the classes {', '.join(first.class_names[:5])}… and {name} others; "
+                "give runs of one data set"
+            )
+        if run.settings != first.settings:
+            here, there = run.settings or {}, first.settings or {}
+            key = next(key for key in [*there, *here] if here.get(key) != there.get(key))
+            raise ValueError(
+                f"{of_first} and {name} differ in their {key} ({there.get(key)} and {here.get(key)}); "
+                "give runs that differ by their seed alone"
+            )
+        if run.seed in seen:
+            raise ValueError(
+                f"{seen[run.seed]} and {name} both have seed {run.seed}; give each seed once, "
+                "or their spread says nothing"
+            )
+        seen[run.seed] = name
+    return Summary(tuple(runs))
