@@ -66,9 +66,18 @@ BRIDGE = [
     {"T": 4.0, "lr": 2e-3},
 ]
 RIVALS = {
-    "ed": [(0.1, 1e-3), (0.1, 1e-4), (0.03, 1e-3), (0.03, 1e-4)],  # rate, weight decay
-    "end2": [(0.1, 1e-3), (0.05, 1e-3), (0.1, 1e-4), (0.05, 1e-4), (0.02, 1e-4)],
-    "bn": [(0.1, 1e-5), (0.03, 1e-5), (0.01, 1e-5)],
+    "ed": [(0.1, 1e-3), (0.1, 1e-4), (0.2, 1e-3), (0.03, 1e-3), (0.03, 1e-4)],  # rate, weight decay
+    "end2": [
+        (0.1, 1e-3),
+        (0.1, 1e-4),
+        (0.2, 1e-3),
+        (0.2, 1e-4),
+        (0.4, 1e-3),
+        (0.05, 1e-3),
+        (0.05, 1e-4),
+        (0.02, 1e-4),
+    ],
+    "bn": [(0.1, 1e-5), (0.2, 1e-5), (0.03, 1e-5), (0.01, 1e-5)],
 }
 
 
@@ -160,7 +169,8 @@ def rivals_job(job: tuple[int, int, list[dict], bool]) -> dict[str, torch.Tensor
         if kind == "bn" and not mixed:
             continue
         for rate, decay in options:
-            config = replace(common, lr=rate, weight_decay=decay)
+            base = replace(recipe.bn_fit, warmup_lr=rate / 100, seed=common.seed) if kind == "bn" else common
+            config = replace(base, lr=rate, weight_decay=decay)
             if kind == "bn":
                 for method in bridge_networks(recipe, ensemble, train, seed):
                     methods[f"bn {rate} {decay} {len(methods)}"] = method, config
@@ -187,7 +197,9 @@ def bridge_networks(recipe, ensemble: Ensemble, train: ImageSet, seed: int) -> l
     for index in (1, 2):
         curve = BezierCurve(ensemble.source, ensemble.members[index])
         fit(curve, train, replace(recipe.curve_fit, seed=derive_seed(seed, "curve", index)))
-        tail = build(lambda: recipe.tail(ensemble.source, 1.0), derive_seed(seed, "tail", index))
+        tail = build(
+            lambda: recipe.tail(ensemble.source, recipe.tail_feature, 1.0), derive_seed(seed, "tail", index)
+        )
         found.append(BridgeNetwork(ensemble.source, [curve.at(0.5)], tail, recipe.tail_feature))
     return found
 

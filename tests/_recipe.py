@@ -26,9 +26,9 @@ def member() -> nn.Module:
     return ResNet((1, 1), (8, 8), 3, stem=8, mean=(0.5,), std=(0.3,))
 
 
-def tail(source: nn.Module, width: float) -> nn.Module:
+def tail(source: nn.Module, feature: str, width: float) -> nn.Module:
     assert isinstance(source, ResNet)
-    return Tail(source, "stages.0.0", width)
+    return Tail(source, feature, width)
 
 
 def score(z_input: ZInput) -> ScoreNet:

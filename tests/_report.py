@@ -130,6 +130,7 @@ def make_document(seed: int = 7, dataset: str = "digits") -> dict[str, Any]:
         "environment": {"python": "3.12.3", "device": "cpu"},
         "rows": [make_row(values, shift) for values in _ROWS],
         "settings": {"recipe": dataset, "preset": "default"},
+        "target": 3,
         "transitions": [make_transition(label) for label in range(2)],
         "curves": curves,
         "tradeoff": [make_row(values, shift) for values in tradeoff],
@@ -169,4 +170,6 @@ def without(*models: str) -> Summary:
 def bare(scores: Scores) -> Scores:
     """The same rows without anything that a plain evaluation does not know."""
     rows = tuple(replace(row, reliability=None) for row in scores.rows)
-    return replace(scores, rows=rows, settings=None, transitions=(), curves=(), tradeoff=(), capacity=())
+    return replace(
+        scores, rows=rows, settings=None, target=None, transitions=(), curves=(), tradeoff=(), capacity=()
+    )

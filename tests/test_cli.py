@@ -143,7 +143,10 @@ def write(folder: Path, scores: Scores) -> Path:
     ("words", "sentence"),
     [
         (["train", "digitz"], "'digitz' is not a recipe; there are: digits"),
-        (["train", "digits", "--stage", "nope"], "'nope' is not a stage; there are: members"),
+        (
+            ["train", "digits", "--stage", "all", "--stage", "nope"],
+            "'nope' is not a stage; there are: members",
+        ),
         (["train", "digits", "--preset", "mine"], "preset is 'mine'; it must be one of default, paper"),
         (["train", "digits", "members=many"], "members is 'many'; it must be a whole number"),
         (["train", "digits", "oven=hot"], "oven is not a field of the recipe"),
@@ -280,12 +283,12 @@ def test_a_recipe_is_trained_and_evaluated_from_the_command_line(
     assert "ensbridge evaluate run" in capsys.readouterr().out
     assert in_process(monkeypatch, "evaluate", "run") == 0
     captured = capsys.readouterr()
-    assert "run has nothing of these stages: distill, rivals, tradeoff, capacity" in one_sentence(
-        captured.err
-    )
+    assert "run was measured without distill (distilled/5-to-1 is not" in one_sentence(captured.err)
     assert captured.out.splitlines()[-1] == "run/scores.json"
     scores = read_scores(tmp_path / "run")
     assert [each.model for each in scores.rows][:2] == ["DE-1", "DE-2"]
+    assert scores.settings is not None
+    assert len(scores.settings.pop("digest")) == 12
     assert scores.settings == {
         "recipe": "digits",
         "preset": "default",

@@ -15,7 +15,8 @@ from torch import nn
 
 import _runs
 from _recipe import Heard, member, results, tiny
-from ensbridge.recipes import Recipe, run_recipe
+from ensbridge.nets import ResNet
+from ensbridge.recipes import Recipe, evaluate_run, run_recipe, train_recipe
 from ensbridge.recipes.recipe import build, describe
 from ensbridge.recipes.threads import side_by_side
 from ensbridge.scores import read_scores
@@ -114,16 +115,31 @@ def test_stopped_again_and_again(whole: Path, tmp_path: Path) -> None:
     assert results(tmp_path) == results(whole)
 
 
-def test_a_complete_run_is_read_and_nothing_else(whole: Path) -> None:
+def test_a_complete_run_is_read_and_nothing_is_trained_or_measured(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, reporter = _runs.contents(whole), Heard()
-
-    def untouched() -> Any:
-        raise AssertionError("the data was loaded again")
-
-    scores = run_recipe(tiny(load=untouched), whole, 3, reporter)
+    monkeypatch.setattr("ensbridge.recipes.run.evaluate_run", None)
+    scores = run_recipe(tiny(), whole, 3, reporter)
     assert scores == read_scores(whole)
-    assert reporter.stages == {}
+    assert all(sum(steps) == total for total, steps in reporter.stages.values())  # told as done
     assert _runs.contents(whole) == before
+
+
+def test_a_look_at_an_unfinished_run_does_not_end_it(whole: Path, tmp_path: Path) -> None:
+    train_recipe(tiny(), tmp_path, 3, ["members"])
+    evaluate_run(tmp_path, tiny())  # writes the scores of what there is
+    run_recipe(tiny(), tmp_path, 3)
+    assert results(tmp_path) == results(whole)
+
+
+def test_training_more_takes_old_scores_away_and_training_nothing_leaves_them(tmp_path: Path) -> None:
+    train_recipe(tiny(), tmp_path, 3, ["members"])
+    evaluate_run(tmp_path, tiny())
+    train_recipe(tiny(), tmp_path, 3, ["members"])
+    assert (tmp_path / "scores.json").exists()
+    train_recipe(tiny(), tmp_path, 3, ["bridge"])
+    assert not (tmp_path / "scores.json").exists()
 
 
 def test_the_reporter_hears_every_step(tmp_path: Path) -> None:
@@ -189,7 +205,8 @@ def variations(value: Any, name: str = "") -> list[tuple[str, Any]]:
                 (place, replace(value, **{each.name: other}))
                 for place, other in variations(inner, f"{label}.")
             ]
-        elif not callable(inner) and each.name not in ("checkpoint_every", "log_every"):
+        # A recipe with a tail behind no block cannot be described at all.
+        elif not callable(inner) and each.name not in ("checkpoint_every", "log_every", "tail_feature"):
             found.append((label, replace(value, **{each.name: changed(inner)})))
     return found
 
@@ -270,14 +287,13 @@ def test_jobs_all_run_and_their_steps_are_counted_once() -> None:
 
 
 def test_an_error_in_a_member_surfaces_from_the_recipe(tmp_path: Path) -> None:
-    class Broken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3))
-
+    class Broken(ResNet):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return self.weight * images.mean((1, 2, 3), keepdim=True)[:, :, 0, 0] * float("nan")
+            return super().forward(images) * float("nan")
+
+    def broken() -> nn.Module:
+        return Broken((1, 1), (8, 8), 3, stem=8, mean=(0.5,), std=(0.3,))
 
     with pytest.raises(FloatingPointError, match="the loss of member is nan at step 1"):
-        run_recipe(tiny(member=Broken, tail=lambda *_: nn.Identity()), tmp_path)
+        run_recipe(tiny(member=broken), tmp_path)
     assert not (tmp_path / "scores.json").exists()

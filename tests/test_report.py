@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from _report import bare, changed, make_document, one_run, report_of_three_runs, three_runs, without
+from _report import bare, changed, make_document, one_run, report_of_three_runs, three_runs
 from ensbridge import report
 from ensbridge.report import (
     control_sentence,
@@ -25,88 +25,8 @@ from ensbridge.report import (
     shipped,
     write_report,
 )
-from ensbridge.report.headline import main_bridge, main_control
 from ensbridge.report.paper import comparison, paper_capacity
 from ensbridge.scores import COLUMNS, Summary, cells, parse_scores, summarise
-
-# ------------------------------------------------------------------------------ the answer
-
-
-def test_headline_gives_cost_members_and_the_real_price() -> None:
-    assert headline(one_run()) == (
-        "One network + bridge: ×1.16 the cost of one network, equals 2.4 members"
-        " (three real members cost ×3.0)."
-    )
-
-
-def test_headline_over_several_runs_is_the_mean_with_its_spread() -> None:
-    assert headline(three_runs()) == (
-        "One network + bridge: ×1.16 the cost of one network, equals 2.4 ± 0.0 members over 3 seeds"
-        " (three real members cost ×3.0)."
-    )
-
-
-def test_headline_is_about_the_plain_bridge_even_when_another_scores_better() -> None:
-    names = [main_bridge(summary) for summary in (one_run(), without("+1 DBN"))]
-    assert [group.model for group in names if group] == ["+1 DBN", "+1 DBN (KL)"]
-    controls = [main_control(summary) for summary in (one_run(), without("+1 DBN"))]
-    assert [group.model for group in controls if group] == ["control", "control (KL)"]
-
-
-def test_headline_beyond_the_largest_ensemble_and_without_the_target() -> None:
-    summary = changed("+1 DBN", dee=">5", bridges=2)
-    assert "One network + 2 bridges" in headline(summary)
-    assert "equals more than 5 members (three" in headline(summary)
-    assert headline(without("DE-3")).endswith("equals 2.4 members.")
-
-
-def test_headline_says_when_the_bridge_does_not_beat_one_network() -> None:
-    worse = headline(changed("+1 DBN", nll=0.35, dee=0.96, gap=-0.03))
-    assert "does not beat one network alone: NLL 0.350 against 0.346" in worse
-    assert "equals" not in worse
-    unclear = headline(changed("+1 DBN", nll=0.34, dee=1.05, gap=0.05, gap_error=0.04))
-    assert "does not clearly beat one network alone: it closes 0.05 ± 0.04 of the gap to three" in unclear
-    assert "equals" not in unclear
-
-
-def with_gaps(bridge: list[float], control: list[float]) -> Summary:
-    """Several runs whose gaps are these; the errors over test images are tiny."""
-    gaps = {"+1 DBN": bridge, "control": control}
-    runs = []
-    for i, run in enumerate(summarise([parse_scores(make_document(s)) for s in range(len(bridge))]).runs):
-        rows = (replace(r, gap=gaps[r.model][i], gap_error=1e-6) if r.model in gaps else r for r in run.rows)
-        runs.append(replace(run, rows=tuple(rows)))
-    return Summary(tuple(runs))
-
-
-def test_the_spread_over_seeds_takes_the_place_of_the_error_over_images() -> None:
-    noisy = with_gaps([0.1, 0.9, 0.2], [0.0, 0.0, 0.0])
-    assert "does not clearly beat one network alone: it closes 0.40 ± 0.44" in headline(noisy)
-    unsettled = control_sentence(with_gaps([0.9, 0.5, 0.9], [0.5, 0.6, 0.6]))
-    assert "within twice its spread over seeds" in unsettled
-    # Good and bad seeds are so for both: what counts is how much their difference varies.
-    paired = control_sentence(with_gaps([0.9, 0.5, 0.7], [0.7, 0.31, 0.5]))
-    assert paired.endswith("the ensemble itself adds the rest.")
-
-
-def test_headline_without_a_bridge() -> None:
-    summary = without(*(row.model for row in one_run().first.rows if row.method in ("DBN", "control")))
-    assert headline(summary).startswith("No bridge was measured on digits")
-    assert control_sentence(summary) == ""
-
-
-def test_control_sentence_says_whose_the_gain_is() -> None:
-    sentence = control_sentence(one_run())
-    assert sentence.endswith("source alone — 1.8 members; the ensemble itself adds the rest.")
-    as_good = control_sentence(changed("control", nll=0.237, dee=2.43, gap=0.93))
-    assert "2.4 members: as good or better, so nothing here is shown to come from the ensemble" in as_good
-    close = control_sentence(changed("control", nll=0.245, dee=1.98, gap=0.86))
-    assert "(gap 0.93 against 0.86) is within two standard errors" in close
-    assert "adds the rest" not in close
-    same_count = control_sentence(changed("control", dee=2.41))
-    assert same_count.endswith("2.4 members too; the ensemble itself lowers NLL from 0.268 to 0.237.")
-    assert "no control row" in control_sentence(without("control", "control (KL)"))
-
 
 # ------------------------------------------------------------------------------ the terminal
 
@@ -157,20 +77,34 @@ def test_the_papers_rows_stand_beside_ours_by_name_and_without_its_ece() -> None
     found = comparison(three_runs("cifar10"))
     assert found is not None
     rows = dict(found.rows)
-    assert found.headings == ("MACs ×", "ACC", "NLL", "Brier", "DEE")
+    assert found.headings == ("MACs ×", "params ×", "ACC", "NLL", "Brier", "DEE")
     assert rows["+1 DBN"] == (
         ("1.16", "1.17"),
-        ("91.90", "92.98"),
-        ("0.237", "0.240"),
-        ("0.150", "0.108"),
-        ("2.43", "2.36"),
+        ("1.16", "1.21"),
+        ("91.90 ± 0.08", "92.98 ± 0.16"),
+        ("0.2370 ± 0.0040", "0.2403 ± 0.0027"),
+        ("0.1500 ± 0.0000", "0.1084 ± 0.0013"),
+        ("2.43 ± 0.04", "2.36"),
     )
-    assert rows["+4 BN small"][1] == ("–", "91.87")
+    assert rows["+4 BN small"][2] == ("–", "91.87 ± 0.05")
+    assert rows["DE-3"][5] == ("3.00", "3.00")
     assert "control" not in rows
-    assert "mean of per-batch values" in found.notes[0]
-    table = paper_table(three_runs("cifar10"))
-    assert "91.90 / 92.98" in printed(table, 80)
-    assert "not comparable" in printed(table, 80)
+    assert not any(name.startswith("ece") for name in vars(paper_rows("cifar10")[0]))
+    assert "appears to be a mean of per-batch values" in found.notes[1]
+    once = comparison(one_run("cifar10"))
+    assert once is not None
+    assert dict(once.rows)["+1 DBN"][2] == ("91.90", "92.98 ± 0.16")
+    shown = printed(paper_table(three_runs("cifar10")), 80)
+    assert "…" not in shown
+    ours, theirs = (
+        line.split()
+        for line in shown.splitlines()
+        if "91.90±0.08" in line or "92.98" in line
+        if "DE-2" not in line
+    )
+    assert ours[2:] == ["1.16", "1.16", "91.90±0.08", "0.2370±0.0040", "0.1500±0.0000", "2.43±0.04"]
+    assert theirs == ["paper", "1.17", "1.21", "92.98±0.16", "0.2403±0.0027", "0.1084±0.0013", "2.36"]
+    assert "it appears to be a mean of per-batch values" in shown
 
 
 def test_other_data_and_other_models_have_no_paper() -> None:
@@ -234,7 +168,8 @@ def test_page_answers_first_then_shows_each_row_once_and_the_provenance(pages: d
     ]
     places = [page.text.index(words) for words in order]
     assert places == sorted(places)
-    assert all(column.meaning in page.text for column in COLUMNS)
+    assert all(column.explain(summary) in page.text for column in COLUMNS)
+    assert "from DE-1 to DE-3 that is closed" in page.text
     assert "standard deviation over seeds 6, 7, 8" in page.text
     for words in (
         "3.12.3",
@@ -242,7 +177,7 @@ def test_page_answers_first_then_shows_each_row_once_and_the_provenance(pages: d
         "Ensemble distillation",
         "Dirichlet",
         "low-loss curve",
-        "smoothing, no ensemble",
+        "no other member has a part in it",
     ):
         assert words in page.text
 
@@ -254,21 +189,28 @@ def test_page_shows_the_figures_in_their_order(pages: dict[str, str]) -> None:
 
 
 def test_page_of_one_run_says_so(pages: dict[str, str]) -> None:
-    assert "One seed: read a DEE together with the error of its gap" in Page(pages["cifar"]).text
+    text = Page(pages["cifar"]).text
+    assert "One seed: how much these numbers vary from seed to seed is not known." in text
+    assert "The gap’s ± is one standard error over test images alone; read a DEE together with it." in text
+    assert "The gap’s ±" not in Page(pages["bare"]).text  # it has none
+    assert "One seed" not in Page(pages["three"]).text
 
 
 def test_page_shows_the_papers_numbers_where_it_has_them(pages: dict[str, str]) -> None:
     assert "Beside the paper" in Page(pages["cifar"]).headings
-    assert "92.98" in Page(pages["cifar"]).text
-    assert "mean of per-batch values" in Page(pages["cifar"]).text
+    page = Page(pages["cifar"])
+    assert "92.98 ± 0.16" in page.text
+    assert "appears to be a mean of per-batch values" in page.text
+    place = page.row_headings.index("paper")
+    assert page.row_headings[place - 1] == "DE-1"
     assert "Beside the paper" not in Page(pages["three"]).headings
 
 
 def test_missing_parts_are_left_out_with_a_sentence(pages: dict[str, str]) -> None:
     page = Page(pages["bare"])
     assert pages["bare"].count("<svg") == 2
-    assert "ensbridge train RECIPE --stage tradeoff makes them" in page.text
-    assert "ensbridge train RECIPE --stage capacity makes them" in page.text
+    assert "ensbridge train RECIPE --stage tradeoff trains them, ensbridge evaluate measures" in page.text
+    assert "ensbridge train RECIPE --stage capacity trains them" in page.text
     for words in ("no examples of the bridge’s way", "no reliability bins", "no training curves"):
         assert words in page.text
 
@@ -331,7 +273,7 @@ def test_shipped_runs_stand_in_and_are_labelled(tmp_path: Path, monkeypatch: pyt
     path = write_report(Summary((replace(scores, rows=scores.rows[:1]),)), tmp_path)
     text = Page(path.read_text(encoding="utf-8")).text
     assert "From the digits runs that ship with the package (seeds 6, 7, 8), not from this run." in text
-    assert "--stage capacity makes them" in text  # the shipped runs lack it too
+    assert "--stage capacity trains them" in text  # the shipped runs lack it too
     assert "tradeoff" in json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
 
 

@@ -156,7 +156,7 @@ def test_a_bogus_image_is_refused_in_one_sentence(image: str, message: str, tmp_
     document = make_document()
     document["transitions"][0]["image"] = image
     with pytest.raises(
-        ValueError, match=rf"^transitions\[0\]: {message}; delete the scores\.json and run again"
+        ValueError, match=rf"^transitions\[0\]: {message}; give a scores\.json as ensbridge evaluate"
     ):
         write_report(summarise([parse_scores(document)]), tmp_path / "out")
     assert not (tmp_path / "out").exists()  # nothing is written of a report that cannot be whole

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from _recipe import Heard, results, tiny
+from ensbridge.files import locked
+from ensbridge.methods.diffusion_bridge import Preset
+from ensbridge.nets import ResNet
 from ensbridge.recipes import Plan, digits, evaluate_run, run_recipe, train_recipe
+from ensbridge.recipes.experiment import grids
 from ensbridge.recipes.recipe import change
 from ensbridge.scores import read_scores
 
@@ -18,7 +23,8 @@ from ensbridge.scores import read_scores
 def test_a_stage_trains_what_it_builds_on_and_evaluation_says_what_is_missing(tmp_path: Path) -> None:
     train_recipe(tiny(), tmp_path, 3, ["bridge"])
     scores, missing = evaluate_run(tmp_path, tiny())
-    assert missing == ["distill", "rivals", "tradeoff", "capacity"]
+    assert [each.split()[0] for each in missing] == ["distill", "rivals", "tradeoff", "capacity"]
+    assert missing[0] == "distill (distilled/5-to-1 is not finished)"
     names = ["DE-1", "DE-2", "DE-3", "+1 DBN (5 steps)", "+1 DBN (KL)", "control (KL)"]
     assert [row.model for row in scores.rows] == names
     assert scores == read_scores(tmp_path)
@@ -28,7 +34,8 @@ def test_stages_one_by_one_give_the_same_bytes_as_the_whole(tmp_path: Path) -> N
     run_recipe(tiny(), tmp_path / "whole", 3)
     for stage in ("rivals", "members", "distill"):  # in any order
         train_recipe(tiny(), tmp_path / "parts", 3, [stage])
-    assert evaluate_run(tmp_path / "parts", tiny())[1] == ["tradeoff", "capacity"]
+    missing = evaluate_run(tmp_path / "parts", tiny())[1]
+    assert [each.split()[0] for each in missing] == ["tradeoff", "capacity"]
     assert results(tmp_path / "parts") == results(tmp_path / "whole")
 
 
@@ -98,7 +105,7 @@ def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
     for checkpoint in (tmp_path / "run" / "member-2").glob("checkpoint-*"):
         checkpoint.unlink()
     with pytest.raises(
-        ValueError, match=r"has no trained members \(member-2 is not finished\); ensbridge train"
+        ValueError, match=r"has no trained members \(member-2 is not finished\); train them: ensbridge"
     ):
         evaluate_run(tmp_path / "run", tiny())
 
@@ -141,7 +148,106 @@ def test_presets_differ_where_the_paper_and_its_code_do() -> None:
     assert [each.bridge.train_times for each in (default, paper, released)] == ["grid", "uniform", "released"]
 
 
-def test_every_rival_sees_as_many_images_as_the_bridge() -> None:
-    recipe = digits()
-    passes = recipe.bridge_fit.epochs + recipe.distill_fit.epochs
+@pytest.mark.parametrize("preset", ["default", "paper", "released"])
+@pytest.mark.parametrize(
+    "changes", [(), ("bridge_fit.epochs=32",), ("bridge.num_steps=3", "distill_fit.epochs=2")]
+)
+def test_every_rival_sees_as_many_images_as_the_bridge(preset: Preset, changes: tuple[str, ...]) -> None:
+    recipe = Plan("digits", preset, changes).recipe()
+    stages = len(grids(recipe))
+    assert stages == (1 if preset != "paper" else 2 if "bridge.num_steps=3" in changes else 3)
+    passes = recipe.bridge_fit.epochs + stages * recipe.distill_fit.epochs
     assert {getattr(recipe, f"{name}_fit").epochs for name in ("kl", "ed", "end2", "bn")} == {passes}
+
+
+def test_the_digits_bridge_networks_read_the_block_at_four_fifths() -> None:
+    member = digits().member()
+    assert isinstance(member, ResNet)
+    assert digits().tail_feature == member.block_at(0.8)
+
+
+def test_every_field_that_an_error_names_can_be_set() -> None:
+    for name in ("bridge_fit", "ed_fit.augment", "bridge", "bridge.temperature"):
+        with pytest.raises(ValueError) as refused:
+            change(digits(), f"{name}=1")
+        for field in str(refused.value).partition("them: ")[2].split(", "):
+            with suppress(ValueError):  # a nested one, or one of another type
+                change(digits(), f"{field}=1")
+            with pytest.raises(ValueError, match=r"it must be|fields of its own|must lie|is 'x'"):
+                change(digits(), f"{field}=x")
+    assert change(digits(), "ed_fit.augment.mixup=0").ed_fit.augment.mixup == 0
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("end2_predict=mean", "end2_predict is 'mean'; it must be one of 'dirichlet', 'softmax'"),
+        ("end2_divisor=q", "end2_divisor is 'q'; it must be one of 'beta0', 's'"),
+        ("ed_tau=-1", "ed_tau is -1.0; a temperature must be above 0"),
+        ("feature=nonsense", "feature 'nonsense' is not a module of the source"),
+        ("feature=head", "feature is 'head', which the network behind it cannot read"),
+        ("feature=stages.1.0", "feature is 'stages.1.0', which the network behind it cannot read"),
+        ("tail_feature=stages.2.0", "name a block before the last"),
+        ("members=101", "members 101"),
+        ("bridge_fit.epochs=1e300", "epochs is 1e+300; it must be at most 1,000,000"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_made(
+    assignment: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        train_recipe(Plan("digits", changes=(assignment,)), tmp_path / "run", 0, ["members"])
+    assert words in str(refused.value)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_the_same_recipe_in_other_words_goes_on(tmp_path: Path) -> None:
+    few = ("members=2", "target=2", "member_fit.epochs=0.2")
+    train_recipe(Plan("digits", changes=(*few, "member_fit.checkpoint_every=1")), tmp_path, 0, ["members"])
+    train_recipe(Plan("digits", changes=("target=2", "members=2", "member_fit.epochs=0.20")), tmp_path, 0, [])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "[]",
+        "3",
+        '{"plan": {}, "seed": 0}',
+        '{"plan": 3, "seed": 0}',
+        '{"plan": {"name": "digits", "preset": "default", "changes": [5]}, "seed": 0}',
+        '{"plan": {"name": "digits", "preset": "default", "changes": null}, "seed": 0}',
+        '{"plan": {"name": [], "preset": "default", "changes": []}, "seed": 0}',
+        '{"plan": {"name": "digits", "preset": "default", "changes": []}, "seed": "x"}',
+        "[" * 100_000,
+    ],
+)
+def test_a_foreign_configuration_is_refused(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ValueError, match=r"is a part of a run, or foreign|is not JSON"):
+        evaluate_run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_evaluation_never_trains_and_leaves_a_damaged_part_out(tmp_path: Path) -> None:
+    train_recipe(tiny(), tmp_path, 0, ["rivals"])
+    (newest,) = (tmp_path / "curve-1-2").glob("checkpoint-*4.safetensors")
+    newest.write_bytes(b"junk")
+    with pytest.warns(UserWarning, match="damaged"):
+        scores, missing = evaluate_run(tmp_path, tiny())
+    assert newest.read_bytes() == b"junk"
+    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3"]
+    assert any(each.startswith("rivals (") and "is at step 2 of 4" in each for each in missing)
+
+
+def test_a_damaged_log_costs_a_curve_and_nothing_else(tmp_path: Path) -> None:
+    train_recipe(tiny(), tmp_path, 0, ["members"])
+    (tmp_path / "member-1" / "log.jsonl").unlink()
+    scores, _ = evaluate_run(tmp_path, tiny())
+    assert scores.curves == ()
+
+
+def test_a_folder_serves_one_process_at_a_time(tmp_path: Path) -> None:
+    train_recipe(tiny(), tmp_path, 0, ["members"])
+    with locked(tmp_path), pytest.raises(ValueError, match="is in use by another process"):
+        train_recipe(tiny(), tmp_path, 0, ["members"])
+    train_recipe(tiny(), tmp_path, 0, ["members"])

@@ -6,6 +6,7 @@ Nothing here imports torch before a command needs it. Bad input ends with one se
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; errors of the user's making become one sentence and exit code 2."""
+    warnings.showwarning = lambda message, *_: print(f"ensbridge: {message}", file=sys.stderr)
     try:
         app()
     except (ValueError, OSError) as error:
@@ -74,7 +76,10 @@ def common(
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
-Seed = Annotated[int, typer.Option(help="Decides every draw; the same seed gives the same scores.")]
+Seed = Annotated[
+    int,
+    typer.Option(min=0, max=2**63 - 1, help="Decides every draw; the same seed gives the same scores."),
+]
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN", help="Folders of runs that differ by their seeds.")
 ]
@@ -124,13 +129,14 @@ def train(
 ) -> None:
     """Train the stages of a recipe; each trains what it builds on, and goes on where it was stopped.
 
-    Example: ensbridge train digits --stage rivals --out runs/digits bridge_fit.epochs=32
+    Example: ensbridge train digits --stage rivals --out runs/digits ed_fit.augment.mixup=0
     """
     from ensbridge.recipes import Plan, outline, train_recipe
     from ensbridge.recipes.run import ALL_STAGES
 
     plan = Plan(recipe, preset, tuple(changes or ()))  # type: ignore[arg-type]
-    stages = ALL_STAGES if not stage or "all" in stage else tuple(stage)
+    asked = dict.fromkeys(stage or ["all"])
+    stages = tuple(dict.fromkeys(s for name in asked for s in (ALL_STAGES if name == "all" else [name])))
     folder = out or Path("runs") / recipe
     lines = outline(plan.recipe(), stages)
     if dry_run:
@@ -158,7 +164,7 @@ def evaluate(runs: Runs, quiet: Quiet = False) -> None:
             scores.append(found)
             advance(1)
             if missing:
-                print(f"ensbridge: {run} has nothing of these stages: {', '.join(missing)}", file=sys.stderr)
+                print(f"ensbridge: {run} was measured without {', '.join(missing)}", file=sys.stderr)
     show(summarise(scores, list(map(str, runs))))
     say("\n".join(str(run / "scores.json") for run in runs))
 

@@ -60,7 +60,7 @@ def evaluate(
     names = tuple(map(str, range(ruler.classes)) if class_names is None else class_names)
     if len(names) != ruler.classes:
         raise ValueError(f"class_names are {len(names)}; the members have {ruler.classes} classes")
-    return Scores(dataset, seed, names, environment(ruler.test.images.device), rows)
+    return Scores(dataset, seed, names, environment(ruler.test.images.device), rows, target=ruler.target)
 
 
 class Ruler:

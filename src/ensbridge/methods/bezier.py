@@ -73,6 +73,7 @@ class BezierCurve(AbstractMethod):
         logits = functional_call(self.student, self.weights(alpha), (batch.images,))
         return F.cross_entropy(at_least_float32(logits), batch.labels)
 
+    @torch.no_grad()
     def log_probs(self, images: Tensor) -> Tensor:
         """The prediction of the curve's centre."""
         logits = functional_call(self.student, self.weights(0.5), (images,))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -50,6 +51,7 @@ class EnsembleDistillation(AbstractMethod):
         logits = at_least_float32(self.student(batch.images))
         return distillation_loss(logits, batch.member_logits(self.ensemble), self.tau)
 
+    @torch.no_grad()
     def log_probs(self, images: Tensor) -> Tensor:
         """The student's prediction, at temperature 1."""
         return at_least_float32(self.student(images)).log_softmax(-1)

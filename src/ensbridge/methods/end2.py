@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from ensbridge.ensemble import Ensemble, at_least_float32, weights_digest
@@ -135,6 +136,7 @@ class ProxyEnD2(AbstractMethod):
         logits = at_least_float32(self.model.net(batch.images))
         return end2_loss(logits, batch.member_logits(self.ensemble), self.tau, self.divisor)
 
+    @torch.no_grad()
     def log_probs(self, images: Tensor) -> Tensor:
         """The prediction that `predict` asks for."""
         return self.model(images).log_softmax(-1)

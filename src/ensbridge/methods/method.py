@@ -156,6 +156,9 @@ class Together(AbstractMethod):
     def __init__(self, methods: Mapping[str, AbstractMethod]) -> None:
         if not methods:
             raise ValueError("there are 0 methods to train together; give at least 1")
+        for name in methods:
+            if not name or "." in name:
+                raise ValueError(f"a method is called {name!r}; names must not be empty or hold a dot")
         self.methods = dict(methods)
         self.student = nn.ModuleDict({name: method.student for name, method in methods.items()})
 

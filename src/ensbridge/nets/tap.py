@@ -45,7 +45,7 @@ def run_tapped(net: nn.Module, images: Tensor, *features: str) -> tuple[Tensor, 
 
         return hook
 
-    modules = [(feature, find_module(net, feature)) for feature in features]
+    modules = [(feature, find_module(net, feature)) for feature in caught]
     handles = [module.register_forward_hook(catch(feature)) for feature, module in modules]
     try:
         logits = net(images)
@@ -79,7 +79,8 @@ class StandingTap(nn.Module):
         super().__init__()
         self.net = net
         self._caught: dict[str, list[Tensor]] = {feature: [] for feature in features}
-        modules = [(feature, find_module(net, feature)) for feature in features]
+        self._features = features
+        modules = [(feature, find_module(net, feature)) for feature in self._caught]
         self._handles = [module.register_forward_hook(self._catch(feature)) for feature, module in modules]
 
     def _catch(self, feature: str) -> Hook:
@@ -93,7 +94,7 @@ class StandingTap(nn.Module):
         for caught in self._caught.values():
             caught.clear()
         logits = self.net(images)
-        return logits, *(_only(caught, feature) for feature, caught in self._caught.items())
+        return logits, *(_only(self._caught[feature], feature) for feature in self._features)
 
     def close(self) -> None:
         """Take the hooks away."""

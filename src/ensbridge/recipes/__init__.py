@@ -2,8 +2,8 @@
 
 from ensbridge.recipes.digits import digits as digits
 from ensbridge.recipes.outline import outline as outline
+from ensbridge.recipes.plan import Plan as Plan
 from ensbridge.recipes.recipe import Recipe as Recipe
-from ensbridge.recipes.run import Plan as Plan
 from ensbridge.recipes.run import evaluate_run as evaluate_run
 from ensbridge.recipes.run import run_recipe as run_recipe
 from ensbridge.recipes.run import train_recipe as train_recipe

@@ -12,11 +12,9 @@ from ensbridge.methods.diffusion_bridge import BridgeConfig, Preset
 from ensbridge.nets.resnet import ResNet
 from ensbridge.nets.score import ScoreNet, ZInput
 from ensbridge.nets.tail import Tail
-from ensbridge.recipes.recipe import Recipe
+from ensbridge.recipes.recipe import Recipe, level
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig
-
-TAIL_FEATURE = "stages.1.0"  # at 0.8 of three blocks: the second
 
 
 def member() -> ResNet:
@@ -29,10 +27,10 @@ def score(z_input: ZInput) -> ScoreNet:
     return ScoreNet(10, 16, [(1, 16, 1, 1), (3, 24, 1, 2), (3, 32, 1, 1)], 64, z_input=z_input)
 
 
-def tail(source: nn.Module, width: float) -> nn.Module:
-    """A bridge network of Yun et al. behind the second of three blocks."""
+def tail(source: nn.Module, feature: str, width: float) -> nn.Module:
+    """A bridge network of Yun et al. behind a block of the source."""
     assert isinstance(source, ResNet)
-    return Tail(source, TAIL_FEATURE, width)
+    return Tail(source, feature, width)
 
 
 def digits(preset: Preset = "default") -> Recipe:
@@ -49,9 +47,8 @@ def digits(preset: Preset = "default") -> Recipe:
     plain = mixed if preset == "default" else Augment(noise=0.1)
     bridge = FitConfig(epochs=64, batch_size=64, lr=8e-3, augment=mixed)
     distill = replace(bridge, epochs=8, lr=1e-3)
-    straight = replace(bridge, epochs=bridge.epochs + distill.epochs)  # as many image passes as the bridge
-    sgd = replace(straight, optimizer="sgd")
-    return Recipe(
+    sgd = replace(bridge, optimizer="sgd")
+    recipe = Recipe(
         name="digits",
         preset=preset,
         class_names=tuple("0123456789"),
@@ -60,17 +57,18 @@ def digits(preset: Preset = "default") -> Recipe:
         score=score,
         tail=tail,
         feature="stages.0.0",
-        tail_feature=TAIL_FEATURE,
+        tail_feature="stages.1.0",  # at 0.8 of three blocks: the second
         members=5,
         target=3,
         member_fit=FitConfig(epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3),
         bridge_fit=bridge,
         distill_fit=distill,
-        kl_fit=straight,
+        kl_fit=bridge,
         ed_fit=replace(sgd, lr=0.1, weight_decay=1e-3, augment=plain),
-        end2_fit=replace(sgd, lr=0.05, weight_decay=1e-3, augment=plain),
-        bn_fit=replace(sgd, lr=0.1, weight_decay=1e-5, warmup_steps=47, warmup_lr=1e-3),  # 5 epochs
+        end2_fit=replace(sgd, lr=0.1, weight_decay=1e-3, augment=plain),
+        bn_fit=replace(sgd, lr=0.2, weight_decay=1e-5, warmup_steps=47, warmup_lr=2e-3),  # 5 epochs
         curve_fit=FitConfig(epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3),
         bridge=config,
         end2_predict="softmax" if preset == "released" else "dirichlet",
     )
+    return level(recipe)

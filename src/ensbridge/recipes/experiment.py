@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -23,21 +24,18 @@ from ensbridge.recipes.threads import Job, Reporter, side_by_side
 from ensbridge.scores import Curve, Method
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.distill import distill_together, distillation_grids, stage_name
-from ensbridge.train.fit import Progress, fit, is_finished
+from ensbridge.train.fit import Progress, Unfinished, fit, seems_finished
 
 Group = tuple[int, ...]  # members by index; the source alone is the control
 Models = dict[str, tuple[nn.Module, Aim]]  # by their names in the table
-
-
-class Unfinished(Exception):
-    """A part of a run that was to be loaded has not been trained to its end."""
 
 
 @dataclass
 class Experiment:
     """A recipe's run: its folder, seed and data, and the curves of what was trained so far.
 
-    With `train=False` nothing is trained: a part that is not finished raises `Unfinished`.
+    With `train=False` nothing is trained: a part that is not finished raises `Unfinished`. Training a part
+    takes away the scores that were measured without it.
     """
 
     recipe: Recipe
@@ -66,10 +64,17 @@ class Experiment:
             chosen = {name: methods[name][0] for name in names}
             configs = {name: methods[name][1] for name in names}
             first = next(iter(configs.values()))
-            if not self.train and not is_finished(self.folder / where, first, len(data)):
-                raise Unfinished(where)
+            self.expect(where, first)
             config = first if len(set(configs.values())) == 1 else configs
-            fit(Together(chosen), data, config, self.folder / where, progress)
+            fit(Together(chosen), data, config, self.folder / where, progress, only_load=not self.train)
+
+    def expect(self, where: str, config: FitConfig) -> None:
+        """Refuse a part that is not there to be loaded; one that will be trained outdates the scores."""
+        if seems_finished(self.folder / where, config, len(self.data.train)):
+            return
+        if not self.train:
+            raise Unfinished(f"{where} is not finished")
+        (self.folder / "scores.json").unlink(missing_ok=True)
 
     def _batches(
         self, part: str, methods: Mapping[str, tuple[AbstractMethod, FitConfig]]
@@ -92,13 +97,15 @@ class Experiment:
     def keep_curve(self, part: str, name: str, label: str, method: Method) -> None:
         """Remember a training curve from a part's log, under the label that figures show."""
         log = self._homes[part, name] / "log.jsonl"
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        images = tuple(int(line["images"]) for line in lines)
-        loss = tuple(line["losses"][name] if "losses" in line else line["loss"] for line in lines)
-        self.curves[label] = Curve(label, method, images, loss)
+        # A damaged log costs a picture, not the scores.
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            lines = [json.loads(line) for line in log.read_text().splitlines()]
+            images = tuple(int(line["images"]) for line in lines)
+            loss = tuple(line["losses"][name] if "losses" in line else line["loss"] for line in lines)
+            self.curves[label] = Curve(label, method, images, loss)
 
 
-def train_members(run: Experiment) -> Ensemble:
+def make_members(run: Experiment) -> Ensemble:
     """Train every member in a folder of its own, two at a time."""
     recipe = run.recipe
     advance = run.reporter.stage("members", run.steps(recipe.member_fit) * recipe.members)
@@ -116,7 +123,7 @@ def train_members(run: Experiment) -> Ensemble:
     return Ensemble(members).eval()
 
 
-def train_curves(run: Experiment, ensemble: Ensemble, others: int) -> list[nn.Module]:
+def make_curves(run: Experiment, ensemble: Ensemble, others: int) -> list[nn.Module]:
     """Train the curves from the source to the next `others` members; their centres."""
     config = run.recipe.curve_fit
     advance = run.reporter.stage("curves", run.steps(config) * others)
@@ -155,7 +162,7 @@ def _bridge(
     return DiffusionBridge(ensemble, net, run.recipe.feature, loss=loss, target=group, config=config)
 
 
-def train_walk(
+def make_walk(
     run: Experiment, part: str, walked: Mapping[Group, DiffusionBridge], progress: Progress
 ) -> None:
     """Train bridges of several steps side by side."""
@@ -164,19 +171,18 @@ def train_walk(
     run.fit(part, methods, run.data.train.without_labels(), progress)
 
 
-def train_distillation(
+def make_distillation(
     run: Experiment, part: str, walked: Mapping[Group, DiffusionBridge], progress: Progress
 ) -> dict[Group, DiffusionBridge]:
     """Distil bridges to one step side by side, at once or stage by stage as their configuration says."""
     config, steps = run.seeded(run.recipe.distill_fit, "bridge"), run.recipe.bridge.num_steps
     for grid in grids(run.recipe):
-        where = Path(part) / stage_name(steps, grid)
-        if not run.train and not is_finished(run.folder / where, config, len(run.data.train)):
-            raise Unfinished(str(where))
+        run.expect(f"{part}/{stage_name(steps, grid)}", config)
         steps = len(grid) - 1
     named = {slug(group): method for group, method in walked.items()}
     images = run.data.train.without_labels()
-    distilled = distill_together(named, images, config, run.folder / part, progress=progress)
+    folder, only_load = run.folder / part, not run.train
+    distilled = distill_together(named, images, config, folder, progress=progress, only_load=only_load)
     return {group: distilled[slug(group)] for group in walked}
 
 

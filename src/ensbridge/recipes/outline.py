@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ensbridge.recipes.experiment import groups_for
+from ensbridge.recipes.experiment import grids, groups_for
 from ensbridge.recipes.recipe import Recipe
 from ensbridge.train.config import FitConfig
 
@@ -18,7 +18,9 @@ def outline(recipe: Recipe, stages: Sequence[str]) -> list[str]:
     bridge    3 × bridge (5 steps)                    64 epochs of 600 images, batches of 64: 600 steps
     bridge    2 × bridge (KL)                         72 epochs of 600 images, batches of 64: 675 steps
     """
-    images = len(recipe.load().train)
+    data = recipe.load()
+    recipe.try_networks(data)
+    images, rounds = len(data.train), len(grids(recipe))
     others, every = recipe.target - 1, recipe.members - 1
     groups = len({tuple(range(recipe.target)), *groups_for(recipe, recipe.members)})
     walk, distill = recipe.bridge_fit, recipe.distill_fit
@@ -28,7 +30,7 @@ def outline(recipe: Recipe, stages: Sequence[str]) -> list[str]:
     parts: dict[str, list[tuple[int, str, FitConfig]]] = {
         "members": [(recipe.members, "member", recipe.member_fit)],
         "bridge": bridge,
-        "distill": [*bridge, (groups + 1, "bridge, distilled", distill)],
+        "distill": [*bridge, *[(groups + 1, "bridge, distilled", distill)] * rounds],
         "rivals": [
             (others, "Bezier curve", recipe.curve_fit),
             (1, "ED", recipe.ed_fit),
@@ -38,13 +40,13 @@ def outline(recipe: Recipe, stages: Sequence[str]) -> list[str]:
         "tradeoff": [
             (every, "Bezier curve", recipe.curve_fit),
             (len(dealt), steps, walk),
-            (len(dealt), "bridge, distilled", distill),
+            *[(len(dealt), "bridge, distilled", distill)] * rounds,
             (every, "bridge network, medium", recipe.bn_fit),
         ],
         "capacity": [
             (every, "Bezier curve", recipe.curve_fit),
             (every, steps, walk),
-            (every, "bridge, distilled", distill),
+            *[(every, "bridge, distilled", distill)] * rounds,
             (every, "ED", recipe.ed_fit),
             (every, "EnD²", recipe.end2_fit),
             (every, "bridge network, medium", recipe.bn_fit),

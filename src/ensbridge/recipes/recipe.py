@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
@@ -13,7 +13,11 @@ from torch import nn
 from ensbridge.data.digits import Splits
 from ensbridge.methods.diffusion_bridge import BridgeConfig, Preset
 from ensbridge.nets.score import ScoreNet, ZInput
+from ensbridge.nets.tap import run_tapped
 from ensbridge.train.config import FitConfig, describe_config
+from ensbridge.train.distill import distillation_grids
+
+MOST_MEMBERS = 100
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Recipe:
     load: Callable[[], Splits]
     member: Callable[[], nn.Module]
     score: Callable[[ZInput], ScoreNet]
-    tail: Callable[[nn.Module, float], nn.Module]  # of the source, a bridge network of a width
+    tail: Callable[[nn.Module, str, float], nn.Module]  # source, feature, width: a bridge network
     feature: str  # what diffusion bridges read of the source
     tail_feature: str  # what bridge networks read of it
     members: int  # how many are trained
@@ -51,12 +55,40 @@ class Recipe:
 
     def check(self) -> Recipe:
         """The recipe itself, if its parts fit each other; asked when all changes are made."""
-        if not 2 <= self.target <= self.members:
+        if not 2 <= self.target <= self.members <= MOST_MEMBERS:
             raise ValueError(
                 f"target is {self.target} and members {self.members}; a bridge needs 2 members or more, "
-                "and no more than are trained"
+                f"no more than are trained, and those at most {MOST_MEMBERS}"
             )
+        for name in ("ed_tau", "end2_tau"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; a temperature must be above 0, such as 2")
+        for name, hint in get_type_hints(Recipe).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                choices = ", ".join(map(repr, get_args(hint)))
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
         return self
+
+    def try_networks(self, data: Splits) -> None:
+        """Run one image through untrained networks, so that what cannot work says so before any training."""
+        member = build(self.member, 0).eval()
+        image = data.train.batch(torch.zeros(1, dtype=torch.long))[0]
+        with torch.no_grad():
+            logits, feature, inner = run_tapped(member, image, self.feature, self.tail_feature)
+            score, now = build(lambda: self.score(self.bridge.z_input), 0).eval(), logits.new_ones(1)
+            _readable("feature", self.feature, lambda: score(feature, logits, now))
+            tail = build(lambda: self.tail(member, self.tail_feature, 1.0), 0)
+            _readable("tail_feature", self.tail_feature, lambda: tail(inner))
+
+
+def _readable(name: str, feature: str, run: Callable[[], object]) -> None:
+    try:
+        run()
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{name} is {feature!r}, which the network behind it cannot read ({reason}); name another"
+        ) from error
 
 
 def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -72,7 +104,7 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     nets = {
         "member": str(member),
         "score": str(build(lambda: recipe.score(recipe.bridge.z_input), 0)),
-        "tail": str(build(lambda: recipe.tail(member, 1.0), 0)),
+        "tail": str(build(lambda: recipe.tail(member, recipe.tail_feature, 1.0), 0)),
     }
     values: dict[str, Any] = {}
     for name, value in vars(recipe).items():
@@ -83,6 +115,24 @@ def describe(recipe: Recipe) -> dict[str, Any]:
         elif not callable(value):
             values[name] = value
     return values | nets
+
+
+RIVALS = ("kl", "ed", "end2", "bn")  # whose `…_fit` has as many image passes as the bridge
+
+
+def level(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
+    """The recipe with as many epochs for each rival as the bridge has, its distillation included.
+
+    `but` names rivals whose epochs were set on purpose.
+
+    >>> from ensbridge.recipes import digits
+    >>> level(change(digits(), "bridge_fit.epochs=32")).ed_fit.epochs
+    40
+    """
+    stages = distillation_grids(recipe.bridge.schedule.times().tolist(), recipe.bridge.distillation)
+    epochs = recipe.bridge_fit.epochs + len(stages) * recipe.distill_fit.epochs
+    fits = {f"{name}_fit": getattr(recipe, f"{name}_fit") for name in RIVALS if name not in but}
+    return replace(recipe, **{name: replace(fit, epochs=epochs) for name, fit in fits.items()})
 
 
 def change(recipe: Recipe, assignment: str) -> Recipe:
@@ -105,7 +155,7 @@ def _changed(holder: Any, path: list[str], text: str, whole: str) -> Any:
     old = getattr(holder, path[0])
     if is_dataclass(old) and not isinstance(old, type):
         if len(path) == 1:
-            inside = ", ".join(f"{whole}.{each.name}" for each in fields(old))
+            inside = ", ".join(f"{whole}.{each.name}" for each in fields(old) if _settable(old, each.name))
             raise ValueError(f"{whole} has fields of its own; set one of them: {inside}")
         return replace(holder, **{path[0]: _changed(old, path[1:], text, whole)})
     if len(path) > 1:
@@ -117,7 +167,10 @@ def _changed(holder: Any, path: list[str], text: str, whole: str) -> Any:
 
 def _settable(holder: Any, name: str) -> bool:
     """Whether a field is the user's to set: not what names the recipe, nor the seed, which is the run's."""
-    return name not in ("name", "preset", "class_names", "seed") and not callable(getattr(holder, name))
+    value = getattr(holder, name)
+    return name not in ("name", "preset", "class_names", "seed") and (
+        is_dataclass(value) or not callable(value)
+    )
 
 
 def _parsed(text: str, kind: type, whole: str) -> object:

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
+from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import Ruler, environment
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.files import read_json, write_atomically
-from ensbridge.methods.diffusion_bridge import Preset
-from ensbridge.recipes.digits import digits
-from ensbridge.recipes.experiment import Experiment, Models, Unfinished, train_members
-from ensbridge.recipes.recipe import Recipe, change, describe
+from ensbridge.files import locked, open_folder, read_json, write_atomically
+from ensbridge.recipes.experiment import Experiment, Models, make_members
+from ensbridge.recipes.plan import Plan
+from ensbridge.recipes.recipe import Recipe, describe
 from ensbridge.recipes.stages import STAGES
 from ensbridge.recipes.threads import Reporter, Silent, one_thread
 from ensbridge.recipes.transitions import find_transitions
-from ensbridge.scores import Row, Scores, read_scores
+from ensbridge.scores import Row, Scores, Transition, read_scores
 from ensbridge.train.checkpoint import RunFolder
+from ensbridge.train.fit import Unfinished
 
-RECIPES: dict[str, Callable[[Preset], Recipe]] = {"digits": digits}
 ALL_STAGES = ("members", *STAGES)
 TABLE_STAGES = ("members", "distill", "rivals")  # what the quick start trains
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A recipe by name, preset and changes, so that a run folder can name it."""
-
-    name: str
-    preset: Preset = "default"
-    changes: tuple[str, ...] = ()
-
-    def recipe(self) -> Recipe:
-        """The recipe itself."""
-        if self.name not in RECIPES:
-            raise ValueError(f"{self.name!r} is not a recipe; there are: {', '.join(RECIPES)}")
-        if self.preset not in get_args(Preset):
-            raise ValueError(f"preset is {self.preset!r}; it must be one of {', '.join(get_args(Preset))}")
-        recipe = RECIPES[self.name](self.preset)
-        for assignment in self.changes:
-            recipe = change(recipe, assignment)
-        return recipe.check()
 
 
 def train_recipe(
@@ -57,11 +38,12 @@ def train_recipe(
         if stage not in ALL_STAGES:
             raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(ALL_STAGES)}")
     with one_thread():
-        run = _open(plan, Path(out), seed, reporter or Silent())
-        ensemble = train_members(run)
-        for stage in stages:
-            if stage in STAGES:
-                STAGES[stage](run, ensemble)
+        run = _open(plan, Path(out), seed, reporter or Silent(), train=True)
+        with locked(run.folder):
+            ensemble = make_members(run)
+            for stage in dict.fromkeys(stages):
+                if stage in STAGES:
+                    STAGES[stage](run, ensemble)
 
 
 def evaluate_run(
@@ -75,86 +57,97 @@ def evaluate_run(
     if not (out / "config.json").is_file():
         raise ValueError(f"{out} is not the folder of a run: it holds no config.json; give one made by train")
     config = read_json(out / "config.json")
-    if not isinstance(config, dict) or not {"recipe", "seed", "plan"} <= set(config):
-        raise ValueError(f"{out} is a part of a run, or foreign; give the folder that was --out of train")
-    if plan is None:
-        plan = Plan(config["plan"]["name"], config["plan"]["preset"], tuple(config["plan"]["changes"]))
+    named, seed = Plan.from_config(config, out)
+    plan = named if plan is None else plan
     with one_thread():
-        run = replace(_open(plan, out, config["seed"], reporter or Silent()), train=False)
-        scores, missing = _measure(run, plan)
-    write_atomically(out / "scores.json", scores.to_json().encode())
+        run = _open(plan, out, seed, reporter or Silent(), train=False)
+        with locked(run.folder):
+            scores, missing = _measure(run, named)
+            write_atomically(out / "scores.json", scores.to_json().encode())
     return scores, missing
 
 
 def run_recipe(
     plan: Plan | Recipe, out: Path | str, seed: int = 0, reporter: Reporter | None = None
 ) -> Scores:
-    """Train the stages of the table and measure them, or read the scores of a run that is complete."""
-    recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
-    RunFolder(out, _description(plan, recipe, seed))
+    """Train the stages of the table and measure them, or what is left of it."""
+    train_recipe(plan, out, seed, TABLE_STAGES, reporter)
+    # Training takes scores away that were measured before it, so these are of all that there is.
     if (Path(out) / "scores.json").exists():
         return read_scores(out)
-    train_recipe(plan, out, seed, TABLE_STAGES, reporter)
     return evaluate_run(out, plan)[0]
 
 
-def _open(plan: Plan | Recipe, out: Path, seed: int, reporter: Reporter) -> Experiment:
+def _open(plan: Plan | Recipe, out: Path, seed: int, reporter: Reporter, train: bool) -> Experiment:
     recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
-    folder = RunFolder(out, _description(plan, recipe, seed)).path
-    return Experiment(recipe, folder, seed, recipe.load(), reporter)
-
-
-def _description(plan: Plan | Recipe, recipe: Recipe, seed: int) -> dict[str, object]:
     named = plan if isinstance(plan, Plan) else Plan(recipe.name, recipe.preset)
-    return {
-        "plan": {"name": named.name, "preset": named.preset, "changes": list(named.changes)},
-        "recipe": describe(recipe),
-        "seed": seed,
-    }
+    if train:
+        open_folder(out)  # before the data is loaded, which may take long
+    data = recipe.load()
+    recipe.try_networks(data)
+    description = {"plan": named.to_json(), "recipe": describe(recipe), "seed": seed}
+    # The same recipe may be asked for in other words.
+    folder = RunFolder(out, description, ignore=("plan",)).path
+    return Experiment(recipe, folder, seed, data, reporter, train)
 
 
-def _measure(run: Experiment, plan: Plan | Recipe) -> tuple[Scores, list[str]]:
-    """Rows of every stage that is finished, in the order of the table; the others by name."""
+def _measure(run: Experiment, plan: Plan) -> tuple[Scores, list[str]]:
+    """Rows of every stage that is finished, in the order of the table, and what the others lack."""
     recipe = run.recipe
     try:
-        ensemble = train_members(run)
+        ensemble = make_members(run)
     except Unfinished as error:
-        raise ValueError(
-            f"{run.folder} has no trained members ({error} is not finished); "
-            f"ensbridge train {recipe.name} --stage members --out {run.folder}"
-        ) from error
-    found: dict[str, Models] = {}
-    for stage in STAGES:
-        try:
-            found[stage] = STAGES[stage](run, ensemble)
-        except Unfinished:
-            continue
+        command = plan.command(run.folder, run.seed, "members")
+        raise ValueError(f"{run.folder} has no trained members ({error}); train them: {command}") from error
+    found, missing = _stages(run, ensemble)
     ruler = Ruler(ensemble, run.data.test, run.data.val, recipe.target)
     bridges = found.get("distill") or found.get("bridge", {})
     rows = ruler.measure({f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)})
-    rows += _rows(ruler, {**found.get("rivals", {}), **bridges})
-    several = bridges.get(f"+1 DBN ({recipe.bridge.num_steps} steps)", (None, None))[0]
-    transitions = ()
-    if isinstance(several, FastEnsemble):
-        transitions = find_transitions(several, ensemble.first(recipe.target), ruler.test)
-    changes = ", ".join(plan.changes) if isinstance(plan, Plan) else ""
     scores = Scores(
         dataset=recipe.name,
         seed=run.seed,
         class_names=recipe.class_names,
         environment=environment(ruler.test.images.device),
-        rows=rows,
-        settings={"recipe": recipe.name, "preset": recipe.preset, "changes": changes or "none"},
-        transitions=transitions,
+        rows=rows + _rows(ruler, {**found.get("rivals", {}), **bridges}),
+        settings=plan.words() | {"digest": _digest(describe(recipe))},
+        target=recipe.target,
+        transitions=_transitions(bridges, ensemble.first(recipe.target), ruler),
         curves=tuple(run.curves.values()),
         tradeoff=_rows(ruler, found.get("tradeoff", {})),
         capacity=_rows(ruler, found.get("capacity", {})),
     )
-    done = set(found) | ({"bridge"} if "distill" in found else set())
-    return scores, [stage for stage in STAGES if stage not in done]
+    return scores, missing
+
+
+def _stages(run: Experiment, ensemble: Ensemble) -> tuple[dict[str, Models], list[str]]:
+    """The models of each finished stage, and for each of the others why it is not."""
+    found: dict[str, Models] = {}
+    missing: list[str] = []
+    for stage in sorted(STAGES, key=lambda name: name == "bridge"):
+        if stage == "bridge" and "distill" in found:
+            continue  # it is a part of the other
+        try:
+            found[stage] = STAGES[stage](run, ensemble)
+        except Unfinished as error:
+            missing.append(f"{stage} ({error})")
+    return found, missing
+
+
+def _transitions(bridges: Models, target: Ensemble, ruler: Ruler) -> tuple[Transition, ...]:
+    """Examples on the bridge of the most steps."""
+    fast = [model for model, _ in bridges.values() if isinstance(model, FastEnsemble)]
+    if not fast:
+        return ()
+    longest = max(fast, key=lambda each: each.each_bridge()[0].steps)
+    return find_transitions(longest, target, ruler.test)
 
 
 def _rows(ruler: Ruler, models: Models) -> tuple[Row, ...]:
     return ruler.measure(
         {name: model for name, (model, _) in models.items()}, {name: aim for name, (_, aim) in models.items()}
     )
+
+
+def _digest(description: dict[str, Any]) -> str:
+    """A short name for a recipe's whole content, so that runs of different content are not averaged."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -21,11 +21,11 @@ from ensbridge.recipes.experiment import (
     bridges_for,
     grids,
     groups_for,
+    make_curves,
+    make_distillation,
+    make_walk,
     slug,
     straight_for,
-    train_curves,
-    train_distillation,
-    train_walk,
 )
 from ensbridge.recipes.recipe import build
 from ensbridge.recipes.threads import side_by_side
@@ -36,7 +36,7 @@ Trainee = tuple[AbstractMethod, FitConfig]
 CONTROL: Group = (0,)
 
 
-def train_bridges(run: Experiment, ensemble: Ensemble, distill: bool = True) -> Models:
+def make_bridges(run: Experiment, ensemble: Ensemble, distill: bool = True) -> Models:
     """Bridges towards the target and towards all members, their control, and the same straight with KL."""
     recipe = run.recipe
     target = tuple(range(recipe.target))
@@ -48,9 +48,9 @@ def train_bridges(run: Experiment, ensemble: Ensemble, distill: bool = True) -> 
     one_step: dict[Group, DiffusionBridge] = {}
 
     def long_way(progress: Progress) -> None:
-        train_walk(run, "bridges", walked, progress)
+        make_walk(run, "bridges", walked, progress)
         if distill:
-            one_step.update(train_distillation(run, "distilled", walked, progress))
+            one_step.update(make_distillation(run, "distilled", walked, progress))
 
     def short_way(progress: Progress) -> None:
         config = run.seeded(recipe.kl_fit, "bridge")
@@ -81,11 +81,11 @@ def _several(
     return f"+{len(groups)} DBN (DE-{members})", (fast, Aim("DBN", members))
 
 
-def train_rivals(run: Experiment, ensemble: Ensemble) -> Models:
+def make_rivals(run: Experiment, ensemble: Ensemble) -> Models:
     """ED, EnD² and the bridge networks, small and medium, in one process on shared teachers."""
     recipe = run.recipe
     first, others = ensemble.first(recipe.target), recipe.target - 1
-    centres = train_curves(run, ensemble, others)
+    centres = make_curves(run, ensemble, others)
     students = _distilled(run, first)
     networks = {
         (size, index): _bridge_network(run, ensemble, [centres[index]], width, size, index)
@@ -112,13 +112,13 @@ def train_rivals(run: Experiment, ensemble: Ensemble) -> Models:
     return models
 
 
-def train_tradeoff(run: Experiment, ensemble: Ensemble) -> Models:
+def make_tradeoff(run: Experiment, ensemble: Ensemble) -> Models:
     """As many bridges as 2, 3, … members need: DBN with `target` members each, BN medium with one each."""
     recipe = run.recipe
     sizes = range(2, recipe.members + 1)
     dealt = {members: groups_for(recipe, members) for members in sizes}
     walked = bridges_for(run, ensemble, dict.fromkeys(group for groups in dealt.values() for group in groups))
-    centres = train_curves(run, ensemble, recipe.members - 1)
+    centres = make_curves(run, ensemble, recipe.members - 1)
     networks = [
         _bridge_network(run, ensemble, [centre], 1.0, "medium", index) for index, centre in enumerate(centres)
     ]
@@ -132,12 +132,12 @@ def train_tradeoff(run: Experiment, ensemble: Ensemble) -> Models:
     return models
 
 
-def train_capacity(run: Experiment, ensemble: Ensemble) -> Models:
+def make_capacity(run: Experiment, ensemble: Ensemble) -> Models:
     """One network for 2, 3, … teachers: DBN, BN (towards the mean of its curves' centres), ED and EnD²."""
     recipe = run.recipe
     sizes = range(2, recipe.members + 1)
     walked = bridges_for(run, ensemble, [tuple(range(teachers)) for teachers in sizes])
-    centres = train_curves(run, ensemble, recipe.members - 1)
+    centres = make_curves(run, ensemble, recipe.members - 1)
     trainees: dict[str, Trainee] = {}
     bn_fit = run.seeded(recipe.bn_fit, "bridge")
     kept: dict[int, tuple[EnsembleDistillation, ProxyEnD2, BridgeNetwork]] = {}
@@ -161,11 +161,11 @@ def train_capacity(run: Experiment, ensemble: Ensemble) -> Models:
 
 
 STAGES: dict[str, Callable[[Experiment, Ensemble], Models]] = {
-    "bridge": lambda run, ensemble: train_bridges(run, ensemble, distill=False),
-    "distill": train_bridges,
-    "rivals": train_rivals,
-    "tradeoff": train_tradeoff,
-    "capacity": train_capacity,
+    "bridge": lambda run, ensemble: make_bridges(run, ensemble, distill=False),
+    "distill": make_bridges,
+    "rivals": make_rivals,
+    "tradeoff": make_tradeoff,
+    "capacity": make_capacity,
 }
 
 
@@ -179,8 +179,8 @@ def _walk_and_rivals(
     one_step: dict[Group, DiffusionBridge] = {}
 
     def bridges(progress: Progress) -> None:
-        train_walk(run, f"{part}-bridges", walked, progress)
-        one_step.update(train_distillation(run, f"{part}-distilled", walked, progress))
+        make_walk(run, f"{part}-bridges", walked, progress)
+        one_step.update(make_distillation(run, f"{part}-distilled", walked, progress))
 
     def rivals(progress: Progress) -> None:
         run.fit(f"{part}-rivals", trainees, run.data.train.without_labels(), progress)
@@ -221,5 +221,8 @@ def _bridge_network(
     run: Experiment, ensemble: Ensemble, centres: Sequence[nn.Module], width: float, size: str, index: int
 ) -> BridgeNetwork:
     source = ensemble.source
-    net = build(lambda: run.recipe.tail(source, width), derive_seed(run.seed, "tail", size, index))
+    net = build(
+        lambda: run.recipe.tail(source, run.recipe.tail_feature, width),
+        derive_seed(run.seed, "tail", size, index),
+    )
     return BridgeNetwork(source, centres, net, run.recipe.tail_feature)

@@ -58,7 +58,8 @@ def side_by_side(jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
     with ThreadPoolExecutor(WORKERS) as pool:
         try:
             futures = [pool.submit(run, job) for job in jobs]
-            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            done = wait(futures, return_when=FIRST_EXCEPTION).done
+            for future in filter(done.__contains__, futures):  # in their order, so that errors are too
                 future.result()
         except BaseException:
             stop.set()

@@ -8,7 +8,6 @@ from ensbridge.scores.columns import Column as Column
 from ensbridge.scores.columns import cells as cells
 from ensbridge.scores.reading import parse_scores as parse_scores
 from ensbridge.scores.reading import read_scores as read_scores
-from ensbridge.scores.rows import METHODS as METHODS
 from ensbridge.scores.rows import Bin as Bin
 from ensbridge.scores.rows import Curve as Curve
 from ensbridge.scores.rows import Method as Method

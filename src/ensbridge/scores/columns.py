@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ensbridge.scores.summary import Group
+from ensbridge.scores.summary import Group, Summary
 
 
 @dataclass(frozen=True)
@@ -14,10 +14,14 @@ class Column:
 
     heading: str
     cell: Callable[[Group], str]
-    meaning: str
+    meaning: str | Callable[[Summary], str]
+
+    def explain(self, summary: Summary) -> str:
+        """What the column means in these runs."""
+        return self.meaning if isinstance(self.meaning, str) else self.meaning(summary)
 
 
-def _number(name: str, digits: int) -> Callable[[Group], str]:
+def number(name: str, digits: int) -> Callable[[Group], str]:
     """Mean and, over several runs, standard deviation."""
 
     def cell(group: Group) -> str:
@@ -34,7 +38,8 @@ def _model(group: Group) -> str:
     return group.model + part
 
 
-def _dee(group: Group) -> str:
+def dee_cell(group: Group) -> str:
+    """DEE with its spread; “>” marks a lower bound, and an ensemble's own is exact."""
     values, bound = group.values("dee"), ">" if group.dee_is_bound else ""
     if all(isinstance(row.dee, str) for row in group.rows):
         return f">{min(values):g}"
@@ -47,9 +52,20 @@ def _dee(group: Group) -> str:
 
 
 def _gap(group: Group) -> str:
-    if len(group.rows) == 1 and group.first.gap is not None and group.first.gap_error is not None:
+    if group.runs == 1 and group.first.gap is not None and group.first.gap_error is not None:
         return f"{group.first.gap:.2f} ± {group.first.gap_error:.2f}"
-    return _number("gap", 2)(group)
+    return number("gap", 2)(group)
+
+
+def _gap_meaning(summary: Summary) -> str:
+    target = "the target ensemble" if summary.target is None else f"DE-{summary.target}"
+    several = len(summary.runs) > 1
+    error = "the standard deviation over seeds" if several else "one standard error over test images"
+    return (
+        f"Share of the NLL distance from DE-1 to {target} that is closed: 0 is one network, 1 is {target},"
+        " above 1 is better than it, below 0 worse than one network. The distance is the same for every row."
+        f" ± is {error}."
+    )
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -64,39 +80,40 @@ COLUMNS: tuple[Column, ...] = (
         lambda group: f"{group.first.params_ratio:.2f}",
         "Parameters, as a multiple of one network’s.",
     ),
-    Column("ACC", _number("acc", 2), "Accuracy on the test split, in percent. Higher is better."),
+    Column("ACC", number("acc", 2), "Accuracy on the test split, in percent. Higher is better."),
     Column(
         "NLL",
-        _number("nll", 3),
+        number("nll", 3),
         "Negative log-likelihood of the true class, in nats, before calibration. Lower is better.",
     ),
     Column(
         "Brier",
-        _number("brier", 3),
-        "Squared distance between predicted and true probabilities, summed over classes. Lower is better.",
-    ),
-    Column(
-        "ECE",
-        _number("ece", 3),
-        "Expected calibration error, 15 bins over the whole split: how far confidence is from accuracy."
+        number("brier", 3),
+        "Squared distance between predicted and true probabilities, summed over classes, before calibration."
         " Lower is better.",
     ),
     Column(
+        "ECE",
+        number("ece", 3),
+        "Expected calibration error, 15 bins over the whole split, before calibration: how far confidence is"
+        " from accuracy, averaged over images. Lower is better.",
+    ),
+    Column(
         "cNLL",
-        _number("cnll", 3),
-        "NLL after one temperature fitted on the validation split. Lower is better.",
+        number("cnll", 3),
+        "NLL after calibration by one temperature, fitted on the validation split. Lower is better.",
     ),
     Column(
         "DEE",
-        _dee,
-        "Deep-ensemble equivalent: how many real members give the same NLL. “>5” is beyond the largest"
-        " ensemble measured.",
+        dee_cell,
+        "Deep-ensemble equivalent: how many real members have the same NLL, read off straight lines between"
+        " the ensembles of the same run; below 1 is worse than one network. “>” marks a lower bound, where a"
+        " run is better than the largest ensemble measured and counts as that.",
     ),
     Column(
         "gap",
         _gap,
-        "Share of the NLL distance from one network to the target ensemble that is closed: 0 is one network,"
-        " 1 is the ensemble. One run: ± one standard error over test images.",
+        _gap_meaning,
     ),
 )
 

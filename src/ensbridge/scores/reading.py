@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ensbridge.scores.rows import AtLeast, Scores
+from ensbridge.scores.rows import MOST, Bin, Range, Row, Scores
 
-_REMEDY = "delete it and run again the command that wrote it"
+# The file may be anything, a stranger's or a letter: it is never to be deleted on our word.
+REMEDY = "give a scores.json as ensbridge evaluate writes it"
 
 
 def read_scores(path: str | Path) -> Scores:
@@ -30,11 +30,13 @@ def read_scores(path: str | Path) -> Scores:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text (byte {error.start}); {_REMEDY}") from error
+        raise ValueError(f"{path} is not UTF-8 text (byte {error.start}); {REMEDY}") from error
     except (json.JSONDecodeError, RecursionError) as error:
         where = f" in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise ValueError(f"{path} is not JSON ({what}{where}); {_REMEDY}") from error
+        raise ValueError(f"{path} is not JSON ({what}{where}); {REMEDY}") from error
+    except ValueError as error:  # Python reads no whole number of more than some thousand digits
+        raise ValueError(f"{path} holds a whole number of too many digits to read; {REMEDY}") from error
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
     return parse_scores(document, where=str(path))
@@ -44,13 +46,13 @@ def parse_scores(document: object, where: str = "scores") -> Scores:
     """Check a decoded `scores.json` and give it its types; `where` names it in errors."""
     scores: Scores = _dataclass(Scores, document, where)
     if not scores.rows:
-        raise ValueError(f"{where}: rows is [], expected a list of at least one row; {_REMEDY}")
+        raise ValueError(f"{where}: rows is [], expected a list of at least one row; {REMEDY}")
     for name in ("rows", "tradeoff", "capacity"):
         seen: set[tuple[str, int]] = set()
         for row in getattr(scores, name):
             if (row.model, row.members) in seen:
                 raise ValueError(
-                    f"{where}: {name} has {row.model!r} twice for {row.members} members; {_REMEDY}"
+                    f"{where}: {name} has {row.model!r} twice for {row.members} members; {REMEDY}"
                 )
             seen.add((row.model, row.members))
     classes = len(scores.class_names)
@@ -59,42 +61,44 @@ def parse_scores(document: object, where: str = "scores") -> Scores:
         if lengths != {classes} or len(each.path) != len(each.times) or each.label >= classes:
             raise ValueError(
                 f"{where}: transitions[{number}] does not fit {classes} classes and {len(each.times)} "
-                f"times; {_REMEDY}"
+                f"times; {REMEDY}"
             )
     for number, curve in enumerate(scores.curves):
         if len(curve.images) != len(curve.loss):
             raise ValueError(
                 f"{where}: curves[{number}] has {len(curve.images)} images and {len(curve.loss)} losses; "
-                f"{_REMEDY}"
+                f"{REMEDY}"
             )
     return scores
 
 
 def _dataclass(kind: type, document: object, where: str) -> Any:
     if not isinstance(document, dict):
-        raise ValueError(f"{where} is {_short(document)} where an object is expected; {_REMEDY}")
+        raise ValueError(f"{where} is {_short(document)} where an object is expected; {REMEDY}")
     hints = get_type_hints(kind, include_extras=True)
     values = {}
     for field in fields(kind):
         if field.name in document:
             values[field.name] = _value(hints[field.name], document[field.name], where, field.name)
         elif field.default is MISSING:
-            has = ", ".join(map(str, document)) or "nothing"
-            raise ValueError(f"{where} has no {field.name!r} (it has: {_cut(has)}); {_REMEDY}")
-    if "dee" in values and isinstance(values["dee"], str) and not re.fullmatch(r">\d+", values["dee"]):
-        raise _wrong(where, "dee", values["dee"], 'a number or a string such as ">5"')
-    return kind(**values)
+            has = (
+                ", ".join(key if key.isprintable() else _short(key) for key in map(str, document))
+                or "nothing"
+            )
+            raise ValueError(f"{where} has no {field.name!r} (it has: {_cut(has)}); {REMEDY}")
+    found = kind(**values)
+    if isinstance(found, Row) and isinstance(found.dee, str) and not _BOUND.fullmatch(found.dee):
+        raise _wrong(where, "dee", found.dee, 'a number or a string such as ">5"')
+    if isinstance(found, Bin) and found.count and None in (found.confidence, found.accuracy):
+        name = "confidence" if found.confidence is None else "accuracy"
+        raise _wrong(where, name, None, f"a number from 0 to 1, as its count is {found.count}")
+    return found
 
 
 def _value(hint: Any, value: object, where: str, key: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        low = next(each.low for each in arguments[1:] if isinstance(each, AtLeast))
-        found = _value(arguments[0], value, where, key)
-        if found < low:
-            least = f" of at least {low:g}" if arguments[0] is int else " above 0"
-            raise _wrong(where, key, value, f"{_WORDS[arguments[0]]}{least}")
-        return found
+        return _number(arguments[0], arguments[1], value, where, key)
     if origin in (Union, UnionType):
         if NoneType in arguments and value is None:
             return None
@@ -116,9 +120,8 @@ def _value(hint: Any, value: object, where: str, key: str) -> Any:
         return value
     if is_dataclass(hint) and isinstance(hint, type):
         return _dataclass(hint, value, f"{where}: {key}")
-    if hint is str:
-        return _text(value, where, key)
-    return _number(hint, value, where, key)
+    assert hint is str, f"{key} is of a type that files cannot hold: {hint}"
+    return _text(value, where, key)
 
 
 def _text(value: object, where: str, key: str) -> str:
@@ -128,22 +131,35 @@ def _text(value: object, where: str, key: str) -> str:
     return value
 
 
-_WORDS: dict[type, str] = {int: "a whole number", float: "a finite number"}
+_BOUND = re.compile(r">[1-9][0-9]{0,5}")
 
 
-def _number(kind: Any, value: object, where: str, key: str) -> float:
-    allowed = int if kind is int else (int, float)
-    if isinstance(value, bool) or not isinstance(value, allowed) or not math.isfinite(value):
-        raise _wrong(where, key, value, _WORDS[kind])
-    return value if kind is int else float(value)
+def _number(kind: type, allowed: Range, value: object, where: str, key: str) -> float:
+    # Comparing is safe for what float() is not: nan, infinities and whole numbers of any length.
+    if isinstance(value, (int, float)) and allowed.low <= value <= allowed.high:
+        if kind is float and not isinstance(value, bool):
+            return float(value)
+        if type(value) is int:
+            return value
+    name = "a whole number" if kind is int else "a number"
+    raise _wrong(where, key, value, f"{name} from {_limit(allowed.low)} to {_limit(allowed.high)}")
+
+
+def _limit(value: float) -> str:
+    if abs(value) == MOST:
+        return "2**63 - 1" if value > 0 else "-(2**63 - 1)"
+    return f"{value:g}".replace("e+0", "e").replace("e+", "e")
 
 
 def _wrong(where: str, key: str, value: object, expected: str) -> ValueError:
-    return ValueError(f"{where}: {key} is {_short(value)}, expected {expected}; {_REMEDY}")
+    return ValueError(f"{where}: {key} is {_short(value)}, expected {expected}; {REMEDY}")
 
 
 def _short(value: object) -> str:
-    return _cut(json.dumps(value, default=repr))
+    try:
+        return _cut(json.dumps(value, default=repr))
+    except (ValueError, RecursionError):  # whole numbers of thousands of digits, lists in lists in lists
+        return "a value too long to show"
 
 
 def _cut(text: str) -> str:

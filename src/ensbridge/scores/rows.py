@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 Method = Literal["DE", "ED", "EnD2", "BN", "DBN", "control", "other"]
-METHODS: tuple[Method, ...] = get_args(Method)
+
+MOST = 2**63 - 1  # beyond it whole numbers are no longer those of arrays
 
 
-class AtLeast(NamedTuple):
-    """The least value that a number in the file may have."""
+class Range(NamedTuple):
+    """The least and the greatest value that a number in the file may have; absurd ones cannot be drawn."""
 
     low: float
+    high: float
 
 
-Whole = Annotated[int, AtLeast(0)]
-Count = Annotated[int, AtLeast(1)]
-Positive = Annotated[float, AtLeast(1e-12)]
+Seed = Annotated[int, Range(-MOST, MOST)]
+Whole = Annotated[int, Range(0, MOST)]
+Count = Annotated[int, Range(1, MOST)]
+Few = Annotated[int, Range(0, 10**6)]
+Members = Annotated[int, Range(1, 10**6)]
+Ratio = Annotated[float, Range(1e-3, 1e6)]
+Percent = Annotated[float, Range(0, 100)]
+Share = Annotated[float, Range(0, 1)]
+Size = Annotated[float, Range(0, 1e6)]
+Signed = Annotated[float, Range(-1e6, 1e6)]
+Temperature = Annotated[float, Range(1e-6, 1e6)]
+Loss = Annotated[float, Range(-1e12, 1e12)]
 
 
 @dataclass(frozen=True)
@@ -26,8 +37,8 @@ class Bin:
     """One bin of a reliability diagram; without images it has neither confidence nor accuracy."""
 
     count: Whole
-    confidence: float | None
-    accuracy: float | None
+    confidence: Share | None
+    accuracy: Share | None
 
 
 @dataclass(frozen=True)
@@ -44,22 +55,22 @@ class Row:
 
     model: str
     method: Method
-    members: Count  # members that the row uses (DE-k) or aims at (the others); the control aims at one
-    bridges: Whole
-    steps: Whole
+    members: Members  # members that the row uses (DE-k) or aims at (the others); the control aims at one
+    bridges: Few
+    steps: Few
     macs: Count
-    macs_ratio: Positive  # against one network, as are the parameters
+    macs_ratio: Ratio  # against one network, as are the parameters
     params: Count
-    params_ratio: Positive
-    acc: float  # percent
-    nll: float
-    brier: float
-    ece: float
-    cnll: float | None  # None where there was no validation split to calibrate on, as is the temperature
-    temperature: Positive | None
-    dee: float | str  # a string such as ">5" beyond the largest measured ensemble
-    gap: float | None
-    gap_error: float | None
+    params_ratio: Ratio
+    acc: Percent
+    nll: Size
+    brier: Size
+    ece: Size
+    cnll: Size | None  # None where there was no validation split to calibrate on, as is the temperature
+    temperature: Temperature | None
+    dee: Signed | str  # a string such as ">5" beyond the largest measured ensemble
+    gap: Signed | None  # share of the NLL distance from DE-1 to the target ensemble that is closed
+    gap_error: Size | None  # one standard error over test images
     reliability: Reliability | None = None
 
 
@@ -69,10 +80,10 @@ class Transition:
 
     image: str  # PNG, base64
     label: Whole
-    source: tuple[float, ...]  # the source's own probabilities
-    times: tuple[float, ...]  # from 1 down to 0
-    path: tuple[tuple[float, ...], ...]  # probabilities at each of the times
-    ensemble: tuple[float, ...]
+    source: tuple[Share, ...]  # the source's own probabilities
+    times: tuple[Share, ...]  # from 1 down to 0
+    path: tuple[tuple[Share, ...], ...]  # probabilities at each of the times
+    ensemble: tuple[Share, ...]
 
 
 @dataclass(frozen=True)
@@ -81,8 +92,8 @@ class Curve:
 
     name: str
     method: Method
-    images: tuple[int, ...]
-    loss: tuple[float, ...]
+    images: tuple[Whole, ...]
+    loss: tuple[Loss, ...]
 
 
 @dataclass(frozen=True)
@@ -102,11 +113,12 @@ class Scores:
     """
 
     dataset: str
-    seed: int
+    seed: Seed
     class_names: tuple[str, ...]
     environment: dict[str, str]
     rows: tuple[Row, ...]
     settings: dict[str, str] | None = None  # which recipe, preset and changes; None outside a recipe
+    target: Members | None = None  # the size of the ensemble that every row's gap is measured to
     transitions: tuple[Transition, ...] = ()
     curves: tuple[Curve, ...] = ()
     tradeoff: tuple[Row, ...] = ()

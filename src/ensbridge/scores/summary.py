@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -16,12 +16,17 @@ class Group:
     """The rows of one model in several runs.
 
     >>> row = Row("DE-1", "DE", 1, 0, 0, 4, 1.0, 3, 1.0, 91.5, 0.3, 0.1, 0.0, None, None, 1.0, None, None)
-    >>> Group((row, row)).mean("acc"), Group((row, row)).spread("acc"), Group((row,)).spread("acc")
+    >>> group = Group((row, row), seeds=(0, 1), runs=3)
+    >>> group.mean("acc"), group.spread("acc"), group.of((1, 2)).spread("acc")
     (91.5, 0.0, None)
     """
 
     rows: tuple[Row, ...]
+    seeds: tuple[int, ...]  # of the rows' runs, in the same order
     runs: int = 1  # of how many
+
+    def __post_init__(self) -> None:
+        assert len(self.rows) == len(self.seeds), (len(self.rows), self.seeds)
 
     @property
     def first(self) -> Row:
@@ -37,6 +42,12 @@ class Group:
     def method(self) -> Method:
         """The model's method."""
         return self.first.method
+
+    def of(self, seeds: Iterable[int]) -> Group:
+        """The model in the runs of these seeds alone, as far as it has them; there must be one."""
+        wanted = set(seeds)
+        kept = [(row, seed) for row, seed in zip(self.rows, self.seeds, strict=True) if seed in wanted]
+        return Group(tuple(row for row, _ in kept), tuple(seed for _, seed in kept), self.runs)
 
     def values(self, name: str) -> list[float]:
         """A score in each run that has it; a DEE beyond the largest ensemble counts as that ensemble."""
@@ -81,19 +92,24 @@ class Summary:
         return tuple(run.seed for run in self.runs)
 
     @property
+    def target(self) -> int | None:
+        """The size of the ensemble that gaps are measured to, None where the runs do not say."""
+        return self.first.target
+
+    @property
     def rows(self) -> tuple[Group, ...]:
         """One group for each model of the table."""
-        return self._groups([run.rows for run in self.runs])
+        return self._groups("rows")
 
     @property
     def tradeoff(self) -> tuple[Group, ...]:
         """One group for each method and number of members, over the runs that trained it."""
-        return self._groups([run.tradeoff for run in self.runs if run.tradeoff])
+        return self._groups("tradeoff")
 
     @property
     def capacity(self) -> tuple[Group, ...]:
         """One group for each method and number of teachers, over the runs that trained it."""
-        return self._groups([run.capacity for run in self.runs if run.capacity])
+        return self._groups("capacity")
 
     def table(self) -> str:
         """The rows as plain aligned text, names to the left and numbers to the right."""
@@ -110,12 +126,16 @@ class Summary:
         rule = "  ".join("─" * width for width in widths)
         return "\n".join([join(lines[0]), rule, *map(join, lines[1:])])
 
-    @staticmethod
-    def _groups(runs: Sequence[Sequence[Row]]) -> tuple[Group, ...]:
-        found: dict[tuple[str, int], list[Row]] = {}
-        for row in (row for rows in runs for row in rows):
-            found.setdefault((row.model, row.members), []).append(row)
-        return tuple(Group(tuple(rows), len(runs)) for rows in found.values())
+    def _groups(self, part: str) -> tuple[Group, ...]:
+        runs: list[tuple[int, Sequence[Row]]] = [(run.seed, getattr(run, part)) for run in self.runs]
+        found: dict[tuple[str, int], list[tuple[Row, int]]] = {}
+        for row, seed in ((row, seed) for seed, rows in runs for row in rows):
+            found.setdefault((row.model, row.members), []).append((row, seed))
+        count = sum(bool(rows) for _, rows in runs)
+        return tuple(
+            Group(tuple(row for row, _ in each), tuple(seed for _, seed in each), count)
+            for each in found.values()
+        )
 
 
 def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None) -> Summary:
@@ -144,12 +164,17 @@ def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None) -> Sum
                 f"{of_first} has the classes {', '.join(first.class_names[:5])}… and {name} others; "
                 "give runs of one data set"
             )
-        if run.settings != first.settings:
-            here, there = run.settings or {}, first.settings or {}
+        here, there = run.settings or {}, first.settings or {}
+        if here != there:
             key = next(key for key in [*there, *here] if here.get(key) != there.get(key))
             raise ValueError(
                 f"{of_first} and {name} differ in their {key} ({there.get(key)} and {here.get(key)}); "
                 "give runs that differ by their seed alone"
+            )
+        if run.target != first.target:
+            raise ValueError(
+                f"{of_first} and {name} differ in what their gap is measured to "
+                f"({_target(first)} and {_target(run)}); give runs that differ by their seed alone"
             )
         if run.seed in seen:
             raise ValueError(
@@ -158,3 +183,7 @@ def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None) -> Sum
             )
         seen[run.seed] = name
     return Summary(tuple(runs))
+
+
+def _target(run: Scores) -> str:
+    return "not said" if run.target is None else f"DE-{run.target}"

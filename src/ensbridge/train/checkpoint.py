@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,20 @@ def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str
 class RunFolder:
     """A folder that holds one run: config.json, log.jsonl and checkpoint-*.safetensors."""
 
-    def __init__(self, path: Path | str, description: Mapping[str, Any]) -> None:
-        """Open a run or begin one; a folder made with another configuration is refused and left as it is."""
+    def __init__(self, path: Path | str, description: Mapping[str, Any], ignore: Sequence[str] = ()) -> None:
+        """Open a run or begin one; a folder made with another configuration is refused and left as it is.
+
+        What `ignore` names is kept in config.json but may differ.
+        """
         self.path = open_folder(path)
         wanted = json.loads(json.dumps(description))
         config = self.path / "config.json"
         if config.exists():
             there = read_json(config)
-            if difference := first_difference(there, wanted):
+            if not isinstance(there, dict):
+                raise ValueError(f"{config} holds no configuration; choose another folder")
+            old, new = ({k: v for k, v in each.items() if k not in ignore} for each in (there, wanted))
+            if difference := first_difference(old, new):
                 raise ValueError(
                     f"{self.path} was made with another configuration ({difference}); "
                     "choose another folder, or delete this one to begin anew"
@@ -113,7 +119,10 @@ class RunFolder:
         if not self._log.exists():
             return
         lines = self._log.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        try:
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._log} is damaged ({error!r}); move it away and run again") from error
         if kept != lines:
             write_atomically(self._log, "".join(kept).encode())
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ensbridge.data.augment import Augment
 
+MOST_EPOCHS = 1_000_000
+
 
 @dataclass(frozen=True)
 class FitConfig:
@@ -45,6 +47,8 @@ class FitConfig:
             raise ValueError(f"batch_size is {self.batch_size}; it must be a whole number, such as 128")
         if not math.isfinite(self.epochs):
             raise ValueError(f"epochs is {self.epochs}; it must be a finite number")
+        if self.epochs > MOST_EPOCHS:
+            raise ValueError(f"epochs is {self.epochs:g}; it must be at most {MOST_EPOCHS:,}")
         for name in ("momentum", "weight_decay", "warmup_steps", "warmup_lr"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")

@@ -24,6 +24,10 @@ Progress = Callable[[int, int, float], None]
 loss of nan, where an earlier run had done everything."""
 
 
+class Unfinished(ValueError):
+    """A run that was to be loaded has not been trained to its end."""
+
+
 @dataclass(frozen=True)
 class FitResult:
     """What a call of `fit` did."""
@@ -39,13 +43,16 @@ def fit(
     config: Configs,
     run_dir: Path | str | None = None,
     progress: Progress | None = None,
+    *,
+    only_load: bool = False,
 ) -> FitResult:
     """Train a method's student in place; on a folder that holds a part of the run, go on from there.
 
     Killed at any moment and run again, it ends on the CPU with the same weights to the bit. The student is
     left in evaluation mode, with its averaged weights where the method asks for an average. Data on a GPU
     is trained with compiled steps in a CUDA graph. Methods trained `Together` may have a configuration each,
-    by name, which agree in all that decides the batches.
+    by name, which agree in all that decides the batches. With `only_load` nothing is trained: a run that is
+    not finished raises `Unfinished`.
 
     >>> from ensbridge.methods import DeepEnsemble
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -66,22 +73,23 @@ def fit(
     found = folder.newest() if folder else None
     if found:
         state.read_metadata(found[1])
+    if only_load and state.step < total:
+        student.eval()
+        raise Unfinished(f"{run_dir} is at step {state.step} of {total}")
     if folder:
         folder.rewind_log(state.step)
     begun, loss = state.step, math.nan
-    if begun < total and captured:
-        before = {name: tensor.clone() for name, tensor in state.tensors().items()}
-        stepper = CapturedStep(method, data, own, optimizers, average)
-        stepper.capture()
-        state.load(before)
-    else:
-        stepper = EagerStep(method, data, own, optimizers, average)
-    if found:
-        state.load(found[0])
-
-    if begun == total and progress:
-        progress(total, total, loss)
+    kind = CapturedStep if begun < total and captured else EagerStep
+    stepper = kind(method, data, own, optimizers, average)
     try:
+        if isinstance(stepper, CapturedStep):
+            before = {name: tensor.clone() for name, tensor in state.tensors().items()}
+            stepper.capture()
+            state.load(before)
+        if found:
+            state.load(found[0])
+        if begun == total and progress:
+            progress(total, total, loss)
         while state.step < total:
             stop = min(state.step + stepper.stride, total, *_next_marks(own, state.step))
             state.add(stepper.run(state.step, stop), stop)
@@ -102,15 +110,20 @@ def fit(
     return FitResult(total, begun, loss)
 
 
-def is_finished(run_dir: Path | str, config: FitConfig, images: int) -> bool:
-    """Whether a run on so many images has gone to its end in this folder."""
+def seems_finished(run_dir: Path | str, config: FitConfig, images: int) -> bool:
+    """Whether a folder holds the last checkpoint of a run on so many images, whole or damaged."""
     return checkpoint_path(Path(run_dir), config.total_steps(images)).exists()
 
 
 def _try_teachers(method: AbstractMethod, data: ImageSet) -> None:
     """Run one image through the teachers: what cannot work says so before anything is written."""
     image = data.batch(torch.zeros(1, dtype=torch.long, device=data.images.device))[0]
-    batch = Batch(image, None, taps=taps_of(method.teachers()))
+    taps, own = taps_of(method.teachers()), set(method.student.modules())
+    for network in taps:
+        if own & set(network.modules()):
+            raise ValueError("a teacher is part of the student; give the student a network of its own")
+        network.eval()
+    batch = Batch(image, None, taps=taps)
     for ensemble, feature in method.teachers():
         batch.member_logits(ensemble) if feature is None else batch.observe(ensemble, feature)
 

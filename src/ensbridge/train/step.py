@@ -38,6 +38,7 @@ class AbstractStep(ABC):
         self.method, self.data, self.config = method, data, config
         self.optimizers, self.average = optimizers, average
         self.taps = taps_of(method.teachers())
+        self.standing: list[StandingTap] = []  # in the teachers, while a captured step uses them
 
     @abstractmethod
     def run(self, start: int, stop: int) -> dict[str, float]:
@@ -45,7 +46,8 @@ class AbstractStep(ABC):
 
     def close(self) -> None:
         """Leave the networks as they were found, but for their weights."""
-        return
+        for tap in self.standing:
+            tap.close()
 
     def refusal(self, problem: str) -> FloatingPointError:
         """The error of a step that must not be taken."""
@@ -116,7 +118,6 @@ class CapturedStep(AbstractStep):
         self.sums: dict[str, Tensor] = {}
         self.generator = torch.Generator(device)
         self.runners: dict[nn.Module, Runner] = {}
-        self.standing: list[StandingTap] = []
         self.graph = torch.cuda.CUDAGraph()
         self._compile()
         self._record()
@@ -138,11 +139,6 @@ class CapturedStep(AbstractStep):
         if refused:
             raise self.refusal(f"the loss or a gradient is not finite at steps {start + 1} to {stop}")
         return sums
-
-    def close(self) -> None:
-        """Take the standing taps out of the teachers."""
-        for tap in self.standing:
-            tap.close()
 
     def _compile(self) -> None:
         from torch._inductor import config as inductor
