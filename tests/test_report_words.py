@@ -19,14 +19,14 @@ from ensbridge.scores import Summary, parse_scores, summarise
 
 def test_headline_gives_cost_members_and_the_real_price() -> None:
     assert headline(one_run()) == (
-        "One network + bridge: ×1.16 the cost of one network, the NLL of 2.4 members"
+        "One network + bridge: ×1.16 the cost of one network, equals 2.4 members by NLL"
         " (three real members cost ×3.0)."
     )
 
 
 def test_headline_over_several_runs_is_the_mean_with_its_spread() -> None:
     assert headline(three_runs()) == (
-        "One network + bridge: ×1.16 the cost of one network, the NLL of 2.4 ± 0.0 members over 3 seeds"
+        "One network + bridge: ×1.16 the cost of one network, equals 2.4 ± 0.0 members over 3 seeds by NLL"
         " (three real members cost ×3.0)."
     )
 
@@ -41,17 +41,17 @@ def test_headline_is_about_the_plain_bridge_even_when_another_scores_better() ->
 def test_headline_beyond_the_largest_ensemble_and_without_the_target() -> None:
     summary = changed("+1 DBN", dee=">5", bridges=2)
     assert "One network + 2 bridges" in headline(summary)
-    assert "the NLL of more than 5 members (three" in headline(summary)
-    assert headline(without("DE-3")).endswith("the NLL of 2.4 members.")
+    assert "equals more than 5 members by NLL (three" in headline(summary)
+    assert headline(without("DE-3")).endswith("equals 2.4 members by NLL.")
 
 
 def test_headline_says_when_the_bridge_does_not_beat_one_network() -> None:
     worse = headline(changed("+1 DBN", nll=0.35, dee=0.96, gap=-0.03))
     assert "does not beat one network alone: NLL 0.350 against 0.346" in worse
-    assert "the NLL of" not in worse
+    assert "equals" not in worse
     unclear = headline(changed("+1 DBN", nll=0.34, dee=1.05, gap=0.05, gap_error=0.04))
     assert "does not clearly beat one network alone: it closes 0.05 ± 0.04 of the gap to DE-3," in unclear
-    assert "the NLL of" not in unclear
+    assert "equals" not in unclear
 
 
 def with_gaps(bridge: list[float], control: list[float]) -> Summary:
@@ -102,7 +102,7 @@ def test_headline_compares_with_one_network_in_the_same_runs() -> None:
     assert "does not beat one network alone: NLL 0.237 against 0.100" in headline(
         Summary((one, replace(second, rows=rows)))
     )
-    assert "the NLL of 2.4 members in one of 2 runs (three" in headline(Summary((alone, second)))
+    assert "equals 2.4 members in one of 2 runs by NLL (three" in headline(Summary((alone, second)))
 
 
 def test_no_difference_is_called_clear_where_its_error_is_not_known() -> None:
@@ -184,8 +184,8 @@ def test_reliability_speaks_of_calibration_only_where_there_was_one() -> None:
 
 @pytest.mark.parametrize("name", ["tradeoff", "capacity"])
 def test_bars_and_arrows_are_explained_where_there_are_any(name: str) -> None:
-    first, *others = three_runs().runs
-    single = Summary((replace(first, rows=first.rows[-1:]), *(replace(run, **{name: ()}) for run in others)))
+    first, *others = (replace(run, rows=run.rows[-1:]) for run in three_runs().runs)
+    single = Summary((first, *(replace(run, **{name: ()}) for run in others)))
     assert "Bars:" in caption(name, three_runs())
     assert "Bars:" not in caption(name, single)  # one run has such rows
     assert ("An arrow" in caption(name, one_run())) == (name == "capacity")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from statistics import stdev
+from statistics import fmean, stdev
+from typing import NamedTuple
 
 from ensbridge.scores import Group, Summary
 
@@ -31,9 +32,13 @@ def main_control(summary: Summary) -> Group | None:
     if bridge is None:
         return None
     controls = [group for group in summary.rows if group.method == "control"]
-    way = bridge.model.removeprefix(_MAIN)  # such as " (KL)"
-    named = [group for group in controls if group.model == f"control{way}"]
+    named = [group for group in controls if group.model == _control_name(bridge)]
     return next(iter(named + controls), None)
+
+
+def _control_name(bridge: Group) -> str:
+    """The name of the control that was trained as the bridge was, such as “control (KL)”."""
+    return f"control{bridge.model.removeprefix(_MAIN)}"
 
 
 def headline(summary: Summary) -> str:
@@ -41,30 +46,31 @@ def headline(summary: Summary) -> str:
     bridge = main_bridge(summary)
     if bridge is None:
         return f"No bridge was measured on {summary.dataset} yet: these are its members and rivals."
-    row, one = bridge.first, ensemble(summary, 1)
+    row = bridge.first
     name = "One network + bridge" if row.bridges == 1 else f"One network + {row.bridges} bridges"
     cost = f"×{row.macs_ratio:.2f} the cost"
-    nll = _mean(bridge, "nll")
-    if one is not None and nll >= _mean(one, "nll"):
+    both = _common(bridge, ensemble(summary, 1))
+    if both is not None and _mean(both.ours, "nll") >= _mean(both.theirs, "nll"):
         return (
-            f"{name} does not beat one network alone: NLL {nll:.3f} against {_mean(one, 'nll'):.3f},"
-            f" at {cost} (lower NLL is better)."
+            f"{name} does not beat one network alone: NLL {_mean(both.ours, 'nll'):.3f} against"
+            f" {_mean(both.theirs, 'nll'):.3f}, at {cost} (lower NLL is better)."
         )
     gap, error = bridge.mean("gap"), _gap_error(bridge)
     if gap is not None and error is not None and gap < CLEAR * error:
         return (
             f"{name} does not clearly beat one network alone: it closes {gap:.2f} ± {error:.2f}"
-            f" of the gap to {_count(row.members)}, at {cost}."
+            f" of the gap to {_target(summary)}, at {cost}."
         )
-    target = ensemble(summary, row.members)
+    aim = ensemble(summary, row.members)
     real = ""
-    if target is not None:
-        real = f" ({_count(row.members, 'real member')} cost ×{target.first.macs_ratio:.1f})"
-    return f"{name}: {cost} of one network, equals {_members(bridge, spread=True)}{real}."
+    if aim is not None:
+        real = f" ({_count(row.members, 'real member')} cost ×{aim.first.macs_ratio:.1f})"
+    unknown = "" if error is not None else "; its error is not known"
+    return f"{name}: {cost} of one network, equals {_members(bridge, spread=True)} by NLL{real}{unknown}."
 
 
 def control_sentence(summary: Summary) -> str:
-    """Say how much of the bridge's gain is there without any ensemble."""
+    """Say how much of the bridge's gain is there without any ensemble, over the runs that have both."""
     bridge, control = main_bridge(summary), main_control(summary)
     if bridge is None:
         return ""
@@ -73,14 +79,23 @@ def control_sentence(summary: Summary) -> str:
             "There is no control row (the same bridge trained towards the source alone), so how much of"
             " this is owed to the ensemble is not known."
         )
-    found = f"Without the ensemble — the same bridge trained towards the source alone — {_members(control)}"
-    ours, theirs = _mean(bridge, "nll"), _mean(control, "nll")
+    both = _common(bridge, control)
+    if both is None:
+        return (
+            "No run has both the bridge and its control (the same bridge trained towards the source alone),"
+            " so how much of this is owed to the ensemble is not known."
+        )
+    same = control.model == _control_name(bridge)
+    what = "the same bridge" if same else f"{control.model}, another bridge,"
+    found = f"Without the ensemble — {what} trained towards the source alone —"
+    found += f" the NLL of {_members(both.theirs)}{both.which}"
+    ours, theirs = _mean(both.ours, "nll"), _mean(both.theirs, "nll")
     if theirs <= ours:
         return f"{found}: as good or better, so nothing here is shown to come from the ensemble."
-    unsettled = _unsettled(bridge, control)
+    unsettled = _unsettled(both, _target(summary))
     if unsettled:
         return f"{found}; {unsettled}, so the ensemble’s own share is not settled by this."
-    if _members(control) == _members(bridge):
+    if _members(both.theirs) == _members(both.ours):
         return f"{found} too; the ensemble itself lowers NLL from {theirs:.3f} to {ours:.3f}."
     return f"{found}; the ensemble itself adds the rest."
 
@@ -91,25 +106,51 @@ def ensemble(summary: Summary, members: int) -> Group | None:
     return next(found, None)
 
 
-def _unsettled(bridge: Group, control: Group) -> str:
+class _Both(NamedTuple):
+    """Two models in the runs that have both, row by row of the same seed."""
+
+    ours: Group
+    theirs: Group
+    which: str  # said of the runs where they are not all
+
+
+def _common(ours: Group, theirs: Group | None) -> _Both | None:
+    """Pair two models by seed, None where no run has both."""
+    if theirs is None:
+        return None
+    seeds = [seed for seed in ours.seeds if seed in theirs.seeds]
+    if not seeds:
+        return None
+    whole = len(seeds) == len(ours.seeds) == len(theirs.seeds)
+    runs = "run that has" if len(seeds) == 1 else f"{len(seeds)} runs that have"
+    return _Both(ours.of(seeds), theirs.of(seeds), "" if whole else f" in the {runs} both")
+
+
+def _unsettled(both: _Both, target: str) -> str:
     """Say why the difference between the two is not clear, or nothing where it is."""
-    ours, theirs = bridge.mean("gap"), control.mean("gap")
-    if ours is None or theirs is None:
-        return ""
-    values = f"(gap {ours:.2f} against {theirs:.2f})"
-    pairs = list(zip(bridge.values("gap"), control.values("gap"), strict=False))
-    if len(pairs) > 1 and len(bridge.values("gap")) == len(control.values("gap")):
+    theirs = dict(zip(both.theirs.seeds, both.theirs.rows, strict=True))
+    rows = [(row, theirs[seed]) for seed, row in zip(both.ours.seeds, both.ours.rows, strict=True)]
+    pairs = [(a, b, a.gap, b.gap) for a, b in rows if a.gap is not None and b.gap is not None]
+    if not pairs:
+        return "the error of the difference is not known"
+    means = [fmean(gaps) for gaps in zip(*((a, b) for _, _, a, b in pairs), strict=True)]
+    values = f"({means[0]:.2f} against {means[1]:.2f} of the gap to {target})"
+    if len(pairs) > 1:
         # Both start from the same source in each run, so the seeds' own luck cancels in the difference.
-        error, what = stdev(a - b for a, b in pairs), "twice its spread over seeds"
+        error, what = stdev(a - b for _, _, a, b in pairs), "twice its spread over seeds"
     else:
+        one, other, _, _ = pairs[0]
+        if one.gap_error is None or other.gap_error is None:
+            return f"the error of the difference {values} is not known"
         # Both are measured on the same images, so this error is an upper bound in practice.
-        error, what = math.hypot(_gap_error(bridge) or 0.0, _gap_error(control) or 0.0), "two standard errors"
-    return f"the difference {values} is within {what}" if ours - theirs < CLEAR * error else ""
+        error, what = math.hypot(one.gap_error, other.gap_error), "two standard errors"
+    return f"the difference {values} is within {what}" if means[0] - means[1] < CLEAR * error else ""
 
 
 def _gap_error(group: Group) -> float | None:
-    """The spread over seeds, or with one run the error over test images."""
-    return group.spread("gap") if len(group.values("gap")) > 1 else group.first.gap_error
+    """The spread over seeds, or with one run the error over test images; None where neither is known."""
+    measured = [row for row in group.rows if row.gap is not None]
+    return measured[0].gap_error if len(measured) == 1 else group.spread("gap")
 
 
 def _mean(group: Group, name: str) -> float:
@@ -118,16 +159,22 @@ def _mean(group: Group, name: str) -> float:
     return mean
 
 
+def _target(summary: Summary) -> str:
+    return "the target ensemble" if summary.target is None else f"DE-{summary.target}"
+
+
 def _members(group: Group, *, spread: bool = False) -> str:
     """How many members a model equals, such as “2.4 members” or “2.4 ± 0.2 members over 3 seeds”."""
     mean, deviation = _mean(group, "dee"), group.spread("dee")
+    over = f" over {len(group.rows)} seeds" if spread and deviation is not None else ""
     if group.dee_is_bound:
         text = f"{mean:.1f}".removesuffix(".0")
-        return f"more than {text} members"
-    if spread and deviation is not None:
-        return f"{mean:.1f} ± {deviation:.1f} members over {len(group.rows)} seeds"
+        return f"more than {text} members{over}"
+    if over:
+        return f"{mean:.1f} ± {deviation:.1f} members{over}"
     text = f"{mean:.1f}"
-    return f"{text} member" if text == "1.0" else f"{text} members"
+    one = f" in one of {group.runs} runs" if spread and group.runs > 1 else ""
+    return (f"{text} member" if text == "1.0" else f"{text} members") + one
 
 
 def _count(number: int, noun: str = "member") -> str:

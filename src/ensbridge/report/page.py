@@ -19,31 +19,37 @@ if TYPE_CHECKING:
 
 # The meaning of the rows, told only for the methods that the table holds.
 _ROW_MEANINGS: dict[Method, tuple[str, str]] = {
-    "DE": ("DE-k", "Deep ensemble of k separately trained networks; DE-1 is one network, the source."),
+    "DE": (
+        "DE-k",
+        "Deep ensemble: k separately trained networks, their probabilities averaged; DE-1 is one network, the"
+        " source.",
+    ),
     "ED": (
         "ED",
         "Ensemble distillation: one new network, trained towards the members’ softened predictions.",
     ),
     "EnD2": (
         "EnD²",
-        "Ensemble distribution distillation: one new network that predicts a Dirichlet distribution over the"
-        " members’ predictions (the proxy form); its mean is the prediction.",
+        "Ensemble distribution distillation: one new network, trained to predict a Dirichlet distribution"
+        " over the members’ predictions (the proxy form).",
     ),
     "BN": (
         "+L BN",
-        "The source plus L bridge networks, each a copy of its last blocks (small: with half the channels)"
-        " that predicts from an inner feature what lies midway on a low-loss curve to another member.",
+        "The source plus L bridge networks, each built like its last blocks (small: with half the channels)"
+        " and trained to predict, from an inner feature, what a network midway on a low-loss curve to another"
+        " member predicts; the prediction is the mean of all, the source’s own among them.",
     ),
     "DBN": (
         "+L DBN",
         "The source plus L diffusion bridges trained towards the ensemble, in one sampling step unless more"
-        " are named; (KL) is the same network trained by KL divergence to the ensemble’s prediction; (DE-k)"
-        " names the target where it is not the usual one.",
+        " are named; the mean of the bridges is the prediction. (KL): a network of the same kind trained"
+        " straight by KL divergence to the ensemble’s prediction; (DE-k): all its bridges together stand for"
+        " k members.",
     ),
     "control": (
         "control",
-        "The same bridge with the source alone as its target: smoothing, no ensemble. What a bridge gains"
-        " beyond its control is the ensemble’s.",
+        "The bridge with the source alone as its target, so that no other member has a part in it. What the"
+        " bridge trained the same way, (KL) or not, gains beyond it is owed to the ensemble.",
     ),
 }
 
@@ -64,15 +70,27 @@ def render_page(summary: Summary, parts: Sequence[Part]) -> str:
         dark=variables(dark=True),
         headline=_unbroken(headline(summary)),
         control=control_sentence(summary),
-        columns=COLUMNS,
+        columns=[(column.heading, column.explain(summary)) for column in COLUMNS],
+        errors=any(row.gap_error is not None for row in summary.first.rows),
         rows=[(_class(group, main), cells(group)[0], _split(cells(group)[1:])) for group in summary.rows],
         row_meanings=[meaning for method, meaning in _ROW_MEANINGS.items() if method in methods],
         one=next((group.first for group in summary.rows if group.model == "DE-1"), None),
-        paper=comparison(summary),
+        paper=_paper(summary),
         paper_source=source(),
         figures=[_figure(part) for part in parts],
         environments=_environments(summary),
     )
+
+
+def _paper(summary: Summary) -> dict[str, object] | None:
+    found = comparison(summary)
+    if found is None:
+        return None
+    rows = []
+    for model, pairs in found.rows:
+        ours, theirs = zip(*pairs, strict=True)
+        rows += [("", model, _split(ours)), ("theirs", "paper", _split(theirs))]
+    return {"headings": found.headings, "rows": rows, "notes": found.notes}
 
 
 def _figure(part: Part) -> dict[str, object]:

@@ -9,12 +9,18 @@ from importlib.resources import files
 from typing import Any
 
 from ensbridge.scores import Group, Summary
+from ensbridge.scores.columns import dee_cell, number
 
-ECE_NOTE = (
-    "The paper’s ECE is left out: it is a mean of per-batch values, three to five times larger than one over"
-    " the whole split, so the two cannot be compared."
+NOTE = (
+    "Rows are matched by name. Ratios and DEE are each side’s own: against its own networks and ensembles. ±"
+    " is a standard deviation: ours over seeds, the paper’s as it prints it."
 )
-DEE_NOTE = "The paper’s DEE on ImageNet64 is taken on cNLL."
+# Its ECE is in no row here: nobody should compare it by accident.
+ECE_NOTE = (
+    "The paper’s ECE is left out: it appears to be a mean of per-batch values, which comes out larger than"
+    " one over the whole split, so the two cannot be compared."
+)
+DEE_NOTE = "The paper’s DEE on ImageNet64 is taken on cNLL, ours on NLL."
 
 
 @dataclass(frozen=True)
@@ -27,13 +33,11 @@ class PaperRow:
     acc: float | None = None
     nll: float | None = None
     brier: float | None = None
-    ece: float | None = None  # a mean of per-batch values: not comparable
     cnll: float | None = None
     dee: float | str | None = None  # "<1" where the paper prints it
     acc_sd: float | None = None
     nll_sd: float | None = None
     brier_sd: float | None = None
-    ece_sd: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,28 +91,33 @@ def comparison(summary: Summary) -> Comparison | None:
     table = tuple(
         (row.model, tuple(_pair(ours.get(row.model), row, n, d) for _, n, d in used)) for row in rows
     )
-    notes = (ECE_NOTE, DEE_NOTE) if summary.dataset == "imagenet64" else (ECE_NOTE,)
+    notes = (NOTE, ECE_NOTE, *([DEE_NOTE] if summary.dataset == "imagenet64" else []))
     return Comparison(tuple(heading for heading, _, _ in used), table, notes)
 
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("MACs ×", "macs_ratio", 2),
+    ("params ×", "params_ratio", 2),
     ("ACC", "acc", 2),
-    ("NLL", "nll", 3),
-    ("Brier", "brier", 3),
-    ("cNLL", "cnll", 3),
+    ("NLL", "nll", 4),  # as many digits as the paper prints
+    ("Brier", "brier", 4),
+    ("cNLL", "cnll", 4),
     ("DEE", "dee", 2),
 )
 
 
 def _pair(group: Group | None, row: PaperRow, name: str, digits: int) -> tuple[str, str]:
-    theirs = getattr(row, name)
+    theirs, spread = getattr(row, name), getattr(row, f"{name}_sd", None)
     text = f"{theirs:.{digits}f}" if isinstance(theirs, float) else theirs or "–"
-    if group is None:
-        return "–", text
-    mean = group.mean(name)
-    bound = ">" if name == "dee" and group.dee_is_bound else ""
-    return ("–" if mean is None else f"{bound}{mean:.{digits}f}"), text
+    text += "" if spread is None else f" ± {spread:.{digits}f}"
+    return ("–" if group is None else _ours(group, name, digits)), text
+
+
+def _ours(group: Group, name: str, digits: int) -> str:
+    if name == "dee":
+        return dee_cell(group)
+    # A cost does not depend on the seed.
+    return f"{group.mean(name):.{digits}f}" if name.endswith("_ratio") else number(name, digits)(group)
 
 
 @cache

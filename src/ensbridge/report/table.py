@@ -57,11 +57,11 @@ def rich_table(summary: Summary) -> Table:
 
 
 def paper_table(summary: Summary) -> Table | None:
-    """Return our numbers and the paper's as “ours / paper”, None where the paper has no such data set."""
+    """Return our numbers with the paper's under them, None where the paper has no such data set."""
     found = comparison(summary)
     if found is None:
         return None
-    title = "ours / paper (its ECE, a mean of per-batch values, is not comparable)"
+    title = "the paper’s ECE is left out: it appears to be a mean of per-batch values"
     table = Table(
         title=Text(title), box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, title_justify="left"
     )
@@ -69,8 +69,14 @@ def paper_table(summary: Summary) -> Table | None:
     for heading in found.headings:
         table.add_column(heading, justify="right")
     for model, pairs in found.rows:
-        table.add_row(Text(model), *(Text(f"{ours} / {paper}") for ours, paper in pairs))
+        ours, theirs = zip(*pairs, strict=True)
+        table.add_row(Text(model), *map(_tight, ours))
+        table.add_row(Text("  paper"), *map(_tight, theirs), style="dim")
     return table
+
+
+def _tight(text: str) -> Text:
+    return Text(text.replace(" ± ", "±"), no_wrap=True)
 
 
 def _parts(text: str, one_run: bool) -> list[str]:

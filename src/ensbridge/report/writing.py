@@ -58,13 +58,19 @@ def _data(plot: Plot, summary: Summary) -> tuple[dict[str, Any] | None, str]:
         return None, f"Left out: {_MISSING[plot.name]}"
     kept = shipped(summary.dataset)
     data = plot.data(kept) if kept is not None else None
+    one = len(summary.runs) == 1
     if kept is None or data is None:
         recipe = (summary.first.settings or {}).get("recipe", "RECIPE")
+        lack = "this run has" if one else "these runs have"
         command = f"ensbridge train {recipe} --stage {plot.stage}"
-        return None, f"Left out: this run has no such rows; {command} makes them."
+        return (
+            None,
+            f"Left out: {lack} no such rows; {command} trains them, ensbridge evaluate measures them.",
+        )
     seeds = ", ".join(map(str, kept.seeds))
     which = f"seed {seeds}" if len(kept.seeds) == 1 else f"seeds {seeds}"
-    return data, f"From the {kept.dataset} runs that ship with the package ({which}), not from this run."
+    here = "this run" if one else "these runs"
+    return data, f"From the {kept.dataset} runs that ship with the package ({which}), not from {here}."
 
 
 _MISSING = {

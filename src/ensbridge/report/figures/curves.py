@@ -13,7 +13,8 @@ from ensbridge.scores import Curve, Summary
 
 Data = dict[str, Any]
 
-_LOG_FROM = 20.0  # losses that fall by more than this factor are told apart on a logarithmic axis only
+_LOG_FROM = 20.0  # losses that span more than this factor are drawn on a logarithmic axis
+_LEAST = 1e-12  # below it a loss is nought, which such an axis does not have
 
 
 def data(summary: Summary) -> Data | None:
@@ -37,10 +38,15 @@ def describe(data: Data) -> str:
 def caption(data: Data) -> str:
     """Say how to read it."""
     several = " The line is the mean over seeds, the band their range." if len(data["seeds"]) > 1 else ""
+    log = (
+        " Losses that span more than a factor of twenty are on a logarithmic axis."
+        if any(map(_is_logarithmic, data["curves"]))
+        else ""
+    )
     return (
-        "Each method has a loss of its own, so heights compare within a panel only; what to look for is a"
-        " line that has come to rest. Losses that fall more than twentyfold are on a logarithmic axis."
-        + several
+        "Training losses, each point a mean since the one before. They are of different kinds or have"
+        " different targets, so heights compare within a panel only; what to look for is a line"
+        " that has come to rest." + log + several
     )
 
 
@@ -58,7 +64,7 @@ def draw(data: Data, width: int) -> Sheet:
         mark = style.marker if len(thousands) == 1 else ""
         (line,) = axes.plot(thousands, curve["mean"], color=style.light, lw=1.6, marker=mark)
         sheet.mark(line, f"curve-{number}", f"{curve['name']}: ends at {curve['mean'][-1]:.4g}")
-        logarithmic = min(curve["low"]) > 0 and max(curve["high"]) > _LOG_FROM * min(curve["low"])
+        logarithmic = _is_logarithmic(curve)
         if logarithmic:
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(numticks=3))
@@ -75,6 +81,11 @@ def draw(data: Data, width: int) -> Sheet:
             short(curve["name"], 18 if narrow else 21),
         )
     return sheet
+
+
+def _is_logarithmic(curve: Data) -> bool:
+    low, high = min(curve["low"]), max(curve["high"])
+    return low > _LEAST and high > _LOG_FROM * low
 
 
 def _curve(runs: list[Curve]) -> Data:

@@ -25,7 +25,7 @@ Data = dict[str, Any]
 
 
 def data(summary: Summary) -> Data:
-    """Return each model's cost and NLL, and whether no cheaper or equal model has a lower NLL."""
+    """Return each model's cost and NLL, and whether no other is as good in both and better in one."""
     points = [
         {
             "model": group.model,
@@ -49,11 +49,21 @@ def describe(data: Data) -> str:
 
 def caption(data: Data) -> str:
     """Say how to read it."""
-    bars = " Bars: one standard deviation over seeds." if len(data["seeds"]) > 1 else ""
+    points = data["points"]
+    line = ""
+    if sum(point["method"] == "DE" for point in points) > 1:
+        line = (
+            " The dashed line joins the deep ensembles: a mark below it has a lower NLL than real members at"
+            " its cost, read between their sizes."
+        )
+    several = len(data["seeds"]) > 1
+    values = "mean NLL" if several else "NLL of this one run"
+    bars = any(point["nll_sd"] is not None for point in points)
     return (
-        "Left and low is best. The dashed line joins the deep ensembles: a mark below it does better than"
-        " real members of the same cost. The grey staircase is the Pareto front: no model measured here is at"
-        f" once cheaper and better than those on it.{bars}"
+        f"Left and low is best.{line} The grey staircase is the Pareto front: a model is on it if no other"
+        " measured here has as low an NLL for less, or a lower one for as little. It goes by the"
+        f" {values} on the test split, however small a difference."
+        + (" Bars: one standard deviation over seeds." if bars else "")
     )
 
 

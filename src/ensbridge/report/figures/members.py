@@ -54,17 +54,21 @@ def describe(data: Data) -> str:
 def tradeoff_caption(data: Data) -> str:
     """Say how to read it."""
     return (
-        "Left: how much of an ensemble of so many members is kept. Right: what the same quality costs; high"
-        f" and left is best. ACC above, DEE below.{_marks(data)}"
+        "The same models twice: by the number of members that they were trained towards, where the real"
+        " ensembles (DE) show what that many members give, and by their cost, where high and left is best."
+        f"{_marks(data)}"
     )
 
 
 def capacity_caption(data: Data) -> str:
     """Say how to read it."""
-    paper = " Hollow diamonds: the paper’s DBN." if data["paper"] else ""
+    paper = ""
+    if data["paper"]:
+        paper = " Hollow diamonds: the paper’s DBN, with the paper’s networks and its own ensembles for DEE."
     return (
-        "One network of each method, trained towards ever more teachers: where a line goes flat while that of"
-        f" the real ensembles (DE) climbs on, its capacity is used up.{paper}{_marks(data)}"
+        "One network (ED, EnD²), or the source and one bridge (DBN, BN), trained towards ever more teachers."
+        " A line that goes flat while that of the real ensembles (DE) climbs on no longer gains from more of"
+        f" them.{paper}{_marks(data)}"
     )
 
 
@@ -187,9 +191,15 @@ def _arrow(axes: Axes, at: tuple[float, float], colour: str) -> None:
 
 
 def _marks(data: Data) -> str:
-    bound = any(p["dee_is_bound"] for series in data["series"] for p in series["points"])
-    text = " An arrow upwards: more than the largest ensemble measured, so a lower bound." if bound else ""
-    return text + (" Bars: one standard deviation over seeds." if len(data["seeds"]) > 1 else "")
+    points = [point for series in data["series"] for point in series["points"]]
+    bound = any(point["dee_is_bound"] for point in points)
+    bars = any(point["acc_sd"] is not None for point in points)
+    text = (
+        " An arrow upwards: a lower bound, as a run is better than the largest ensemble measured."
+        if bound
+        else ""
+    )
+    return text + (" Bars: one standard deviation over seeds." if bars else "")
 
 
 def _handles(data: Data) -> list[Line2D]:

@@ -64,12 +64,15 @@ def describe(data: Data) -> str:
 
 def caption(data: Data) -> str:
     """Say how to read it."""
+    hollow = "Hollow marks and dashes: before calibration"
+    if any(panel["after"] for panel in data["panels"]):
+        hollow += "; filled marks and lines: after, by one temperature fitted on the validation split"
+    several = " Bins are pooled over seeds; ECE is the mean of the runs." if len(data["seeds"]) > 1 else ""
     return (
-        "A point on the diagonal is honest: of the images predicted with that confidence, so many are right."
-        " Below it the model is too sure, above it too modest. Hollow marks and dashes: as trained; filled"
-        " marks and lines: after one temperature fitted on the validation split. Larger marks hold more test"
-        " images."
-        + (" Bins are pooled over seeds; ECE is the mean of the runs." if len(data["seeds"]) > 1 else "")
+        "Test images in bins of equal width by their confidence. On the diagonal (honest) the share that is"
+        " right equals the mean confidence; below it the model is too sure, above it too modest, though"
+        f" small bins stray by chance. {hollow}. Larger marks hold more images.{several} The models are"
+        " chosen by their names, not by their scores."
     )
 
 
@@ -92,7 +95,7 @@ def draw(data: Data, width: int) -> Sheet:
             1, 0.03, _errors(each).replace(", calibrated", "\n→"), color=INK, fontsize=SMALL - 1, ha="right"
         )
         sheet.name_axes(axes, "confidence", "accuracy", short(each["model"], 17))
-    _legend(sheet)
+    _legend(sheet, calibrated=any(each["after"] for each in data["panels"]))
     return sheet
 
 
@@ -147,7 +150,7 @@ def _line(sheet: Sheet, axes: Any, panel: Data, name: str, most: int, identifier
     sheet.mark(marks, identifier, f"{panel['model']}, {name} calibration, {len(bins)} bins")
 
 
-def _legend(sheet: Sheet) -> None:
+def _legend(sheet: Sheet, *, calibrated: bool) -> None:
     common: dict[str, Any] = {
         "color": INK,
         "marker": "o",
@@ -155,7 +158,7 @@ def _legend(sheet: Sheet) -> None:
         "markeredgewidth": 1.3,
         "lw": 1.2,
     }
-    hollow = Line2D([], [], ls=(0, (4, 2)), mfc=PAPER, label="as trained", **common)
+    hollow = Line2D([], [], ls=(0, (4, 2)), mfc=PAPER, label="uncalibrated", **common)
     filled = Line2D([], [], label="calibrated", **common)
     honest = Line2D([], [], color=SOFT, ls=(0, (1, 3)), lw=1.2, label="honest")
-    sheet.legend([hollow, filled, honest], 3)
+    sheet.legend([hollow, *([filled] if calibrated else []), honest], 3)

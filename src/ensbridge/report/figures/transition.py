@@ -16,6 +16,7 @@ from ensbridge.report.figures.labels import spread_out
 from ensbridge.report.figures.sheet import NARROW, SMALL, Margins, Sheet, short
 from ensbridge.report.style import INK, PAPER, RULE, SOFT
 from ensbridge.scores import Summary
+from ensbridge.scores.reading import REMEDY
 
 Data = dict[str, Any]
 
@@ -32,7 +33,10 @@ _LINES: tuple[tuple[str, Any, str], ...] = (
 
 
 def data(summary: Summary) -> Data | None:
-    """Return the first run's examples, None where it has none; an image that is no PNG is refused."""
+    """Return the examples of the first run that has any, else None; an image that is no PNG is refused."""
+    run = next((run for run in summary.runs if run.transitions), None)
+    if run is None:
+        return None
     examples = [
         {
             "image": each.image,
@@ -42,38 +46,34 @@ def data(summary: Summary) -> Data | None:
             "path": [list(stop) for stop in each.path],
             "ensemble": list(each.ensemble),
         }
-        for each in summary.first.transitions[:MOST]
+        for each in run.transitions[:MOST]
     ]
-    if not examples:
-        return None
     for number, each in enumerate(examples):
         decode(each["image"], f"transitions[{number}]")
-    names = list(summary.first.class_names)
     return {
         "dataset": summary.dataset,
-        "seeds": [summary.seeds[0]],
-        "class_names": names,
+        "seeds": [run.seed],
+        "class_names": list(run.class_names),
         "examples": examples,
     }
 
 
 def decode(text: str, where: str) -> Image.Image:
     """Return the picture in a base64 PNG, or say in one sentence that it is none."""
-    remedy = "delete the scores.json and run again the command that wrote it"
     try:
         content = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"{where}: image is not base64; {remedy}") from error
+        raise ValueError(f"{where}: image is not base64; {REMEDY}") from error
     if not content.startswith(b"\x89PNG\r\n\x1a\n"):
-        raise ValueError(f"{where}: image is not a PNG; {remedy}")
+        raise ValueError(f"{where}: image is not a PNG; {REMEDY}")
     try:
         picture = Image.open(io.BytesIO(content), formats=["PNG"])
         if max(picture.size) > _LARGEST:
             size = "×".join(map(str, picture.size))
-            raise ValueError(f"{where}: image has {size} pixels, more than {_LARGEST} a side; {remedy}")
+            raise ValueError(f"{where}: image has {size} pixels, more than {_LARGEST} a side; {REMEDY}")
         return picture.convert("RGB")
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{where}: image is a damaged PNG; {remedy}") from error
+        raise ValueError(f"{where}: image is a damaged PNG; {REMEDY}") from error
 
 
 def describe(data: Data) -> str:
@@ -91,11 +91,14 @@ def describe(data: Data) -> str:
 
 def caption(data: Data) -> str:
     """Say how to read it."""
+    counts = sorted({len(each["times"]) - 1 for each in data["examples"]})
+    steps = f" of {counts[0]} steps" if len(counts) == 1 and counts[0] > 1 else ""
     return (
-        "Confidence in the likeliest classes: the source’s own, along the bridge from t = 1 down to t = 0,"
-        " and the real ensemble’s, at which the bridge should arrive. Thick and solid: the true class. The"
-        " images are those of the test split on which source and ensemble disagree most, chosen without"
-        f" looking at the bridge (seed {data['seeds'][0]})."
+        "Confidence in the true class (solid) and in the two others that become likeliest. From the left: the"
+        f" source’s own; along the bridge{steps} from t = 1, where it starts from the source’s prediction at"
+        " a temperature of its own, to t = 0; and the real ensemble’s, at which the bridge should arrive. The"
+        " images are test images to which source and ensemble give different classes, taken by how far apart"
+        f" the two predictions lie, without regard to the bridge. One run (seed {data['seeds'][0]})."
     )
 
 
