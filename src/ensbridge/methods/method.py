@@ -142,8 +142,8 @@ class AbstractMethod(ABC):
 class Together(AbstractMethod):
     """Several methods trained side by side on the same batches, their teachers' passes shared.
 
-    Students share no weights and optimisers act on each weight alone, so that each learns what it would
-    alone on these batches.
+    Students share no weights and optimisers act on each weight alone, so that each learns what it would alone
+    on these batches, but for random draws: methods take theirs from one generator, in their order.
 
     >>> from ensbridge.methods import DeepEnsemble
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
