@@ -41,7 +41,7 @@ from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.scores import Row, Scores, read_scores
 
 KEYS = ["dataset", "seed", "class_names", "environment", "rows"]
-KEYS += ["settings", "transitions", "curves", "tradeoff", "capacity"]
+KEYS += ["settings", "target", "transitions", "curves", "tradeoff", "capacity"]
 ROW_KEYS = [
     "model",
     "method",
@@ -281,7 +281,7 @@ def test_a_fast_ensemble_names_what_it_cannot_use() -> None:
         with pytest.raises(ValueError, match=f"temperature is {wrong}"):
             FastEnsemble(source, [bridge], "stages.0.0", temperature=wrong)
     first, second = _runs.bridge(), _runs.bridge()
-    with pytest.raises(ValueError, match="do not share one source"):
+    with pytest.raises(ValueError, match="do not share their kind, source"):
         FastEnsemble.of(first, second)
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from _report import bare, changed, make_document, one_run, report_of_three_runs, three_runs
 from ensbridge import report
+from ensbridge.metrics import format_dee
 from ensbridge.report import (
     control_sentence,
     headline,
@@ -259,6 +260,23 @@ def test_hostile_text_is_escaped_everywhere(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------ shipped runs
+
+
+def test_the_digits_runs_ship_with_the_package() -> None:
+    kept = shipped("digits")
+    assert kept is not None
+    assert kept.seeds == (0, 1, 2)
+    assert {group.method for group in kept.rows} == {"DE"}
+    assert [(group.method, group.first.members) for group in kept.tradeoff] == [
+        (method, members) for method in ("DBN", "BN") for members in (2, 3, 4, 5)
+    ]
+    assert [(group.first.members, group.method) for group in kept.capacity] == [
+        (teachers, method) for teachers in (2, 3, 4, 5) for method in ("DBN", "BN", "ED", "EnD2")
+    ]
+    for run in kept.runs:  # each DEE follows from the NLLs of its own run's ladder
+        ladder = [row.nll for row in run.rows]
+        for row in (*run.tradeoff, *run.capacity):
+            assert row.dee == format_dee(row.nll, ladder)
 
 
 def test_names_that_lead_elsewhere_ship_nothing() -> None:

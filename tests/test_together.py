@@ -31,7 +31,7 @@ from ensbridge.methods import (
 )
 from ensbridge.methods.method import taps_of
 from ensbridge.train import FitConfig
-from ensbridge.train.fit import is_finished
+from ensbridge.train.fit import seems_finished
 
 
 @pytest.fixture
@@ -289,12 +289,12 @@ def test_methods_of_any_name_can_be_resumed(tmp_path: Path) -> None:
 
 def test_a_run_is_finished_when_its_last_checkpoint_is_there(tmp_path: Path) -> None:
     config = _runs.config("members")
-    assert not is_finished(tmp_path, config, _runs.IMAGES)
+    assert not seems_finished(tmp_path, config, _runs.IMAGES)
     _runs.begin("members", tmp_path)
-    assert not is_finished(tmp_path, config, _runs.IMAGES)
+    assert not seems_finished(tmp_path, config, _runs.IMAGES)
     eb.fit(_runs.method("members"), _runs.data(), config, tmp_path)
-    assert is_finished(tmp_path, config, _runs.IMAGES)
-    assert not is_finished(tmp_path, replace(config, epochs=2 * config.epochs), _runs.IMAGES)
+    assert seems_finished(tmp_path, config, _runs.IMAGES)
+    assert not seems_finished(tmp_path, replace(config, epochs=2 * config.epochs), _runs.IMAGES)
 
 
 # What a method names

@@ -127,7 +127,7 @@ def level(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
 
     >>> from ensbridge.recipes import digits
     >>> level(change(digits(), "bridge_fit.epochs=32")).ed_fit.epochs
-    40
+    40.0
     """
     stages = distillation_grids(recipe.bridge.schedule.times().tolist(), recipe.bridge.distillation)
     epochs = recipe.bridge_fit.epochs + len(stages) * recipe.distill_fit.epochs
