@@ -146,9 +146,9 @@ def test_the_reporter_hears_every_step(tmp_path: Path) -> None:
     reporter = Heard()
     run_recipe(tiny(), tmp_path, 0, reporter)
     assert list(reporter.stages) == STAGES
-    # Three members; two fits and a distillation; one curve; every rival side by side.
+    # Three members; two fits and a distillation; one curve; two groups of rivals.
     assert {name: total for name, (total, _) in reporter.stages.items()} == dict(
-        zip(STAGES, (12, 12, 4, 4), strict=True)
+        zip(STAGES, (12, 12, 4, 8), strict=True)
     )
     for total, steps in reporter.stages.values():
         assert steps == [1] * total

@@ -76,10 +76,10 @@ def test_the_capacity_is_of_one_network_for_each_number_of_teachers(figures: Pat
 def test_rivals_without_mixup_are_trained_on_batches_of_their_own(tmp_path: Path) -> None:
     recipe = tiny()
     plain = replace(recipe.ed_fit, augment=replace(recipe.ed_fit.augment, mixup=0.0))
-    recipe = replace(recipe, ed_fit=plain, end2_fit=replace(plain, lr=0.05))
+    recipe = replace(recipe, ed_fit=plain)
     train_recipe(recipe, tmp_path, 0, ["rivals"])
     folders = sorted(path.name for path in tmp_path.glob("rivals*"))
-    assert folders == ["rivals", "rivals-bn-small-1"]
+    assert folders == ["rivals", "rivals-bn", "rivals-end2"]
     scores, _ = evaluate_run(tmp_path, recipe)
     assert {"ED", "EnD²", "BN small", "BN medium"} <= {curve.name for curve in scores.curves}
 

@@ -28,7 +28,7 @@ from ensbridge.recipes.experiment import (
     straight_for,
 )
 from ensbridge.recipes.recipe import build
-from ensbridge.recipes.threads import side_by_side
+from ensbridge.recipes.threads import Job, side_by_side
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.fit import Progress
 
@@ -82,7 +82,11 @@ def _several(
 
 
 def make_rivals(run: Experiment, ensemble: Ensemble) -> Models:
-    """ED, EnD² and the bridge networks, small and medium, in one process on shared teachers."""
+    """ED and EnD² on the members, and the bridge networks, small and medium, on the source and its curves.
+
+    Each of the two groups shares its teachers' passes; they have but the source in common, so that they run
+    side by side in two threads of one process.
+    """
     recipe = run.recipe
     first, others = ensemble.first(recipe.target), recipe.target - 1
     centres = make_curves(run, ensemble, others)
@@ -92,13 +96,15 @@ def make_rivals(run: Experiment, ensemble: Ensemble) -> Models:
         for size, width in (("small", 0.5), ("medium", 1.0))
         for index in range(others)
     }
-    trainees: dict[str, Trainee] = {
+    distilled: dict[str, Trainee] = {
         "ed": (students[0], run.seeded(recipe.ed_fit, "bridge")),
         "end2": (students[1], run.seeded(recipe.end2_fit, "bridge")),
     }
     bn_fit = run.seeded(recipe.bn_fit, "bridge")
-    trainees |= {f"bn-{size}-{index + 1}": (each, bn_fit) for (size, index), each in networks.items()}
-    _train_rivals(run, "rivals", trainees)
+    bridged: dict[str, Trainee] = {
+        f"{size}-{index + 1}": (each, bn_fit) for (size, index), each in networks.items()
+    }
+    _fit_side_by_side(run, "rivals", {"rivals": distilled, "rivals-bn": bridged})
     run.keep_curve("rivals", "ed", "ED", "ED")
     run.keep_curve("rivals", "end2", "EnD²", "EnD2")
     models: Models = {
@@ -106,7 +112,7 @@ def make_rivals(run: Experiment, ensemble: Ensemble) -> Models:
         "EnD²": (students[1].model, Aim("EnD2", recipe.target)),
     }
     for size in ("small", "medium"):
-        run.keep_curve("rivals", f"bn-{size}-1", f"BN {size}", "BN")
+        run.keep_curve("rivals-bn", f"{size}-1", f"BN {size}", "BN")
         fast = FastEnsemble.of(*(networks[size, index] for index in range(others)))
         models[f"+{others} BN {size}"] = fast, Aim("BN", recipe.target)
     return models
@@ -189,12 +195,16 @@ def _walk_and_rivals(
     return one_step
 
 
-def _train_rivals(run: Experiment, part: str, trainees: dict[str, Trainee]) -> None:
-    fits = _distinct([config for _, config in trainees.values()])
-    advance = run.reporter.stage(part, run.steps(*fits))
-    side_by_side(
-        [lambda progress: run.fit(part, trainees, run.data.train.without_labels(), progress)], advance
-    )
+def _fit_side_by_side(run: Experiment, stage: str, parts: dict[str, dict[str, Trainee]]) -> None:
+    """Fit several parts, each with its own teachers, in threads of their own."""
+    fits = [fit for part in parts.values() for fit in _distinct([config for _, config in part.values()])]
+    advance = run.reporter.stage(stage, run.steps(*fits))
+    images = run.data.train.without_labels()
+
+    def job(part: str) -> Job:
+        return lambda progress: run.fit(part, parts[part], images, progress)
+
+    side_by_side([job(part) for part in parts], advance)
 
 
 def _distinct(configs: Sequence[FitConfig]) -> list[FitConfig]:
