@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -212,7 +214,8 @@ def test_the_tap_is_the_modules_own_output_in_the_same_pass(feature: str) -> Non
     logits, tapped = run_tapped(net, images, feature)
     handle.remove()
     assert len(outputs) == 1
-    assert tapped is outputs[0]
+    assert tapped.equal(outputs[0])
+    assert tapped.data_ptr() != outputs[0].data_ptr()  # what an in-place layer behind does is not seen
     torch.testing.assert_close(logits, net(images), rtol=0, atol=0)
     assert hooks_of(net) == 0
 
@@ -334,3 +337,54 @@ def test_a_standing_tap_gives_the_same_in_one_compiled_graph_until_it_is_closed(
     tap.close()
     assert hooks_of(net) == 0
     torch.compiler.reset()
+
+
+def test_an_in_place_layer_behind_the_tap_does_not_change_it() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(3))
+    images = _tiny.images(4) - 0.5
+    net(images)
+    _, tapped = run_tapped(net, images, "0")
+    assert tapped.equal(net[0](images))
+    assert tapped.min() < 0
+
+
+@pytest.mark.parametrize("wrap", [lambda x: {"logits": x}, lambda x: SimpleNamespace(logits=x)])
+def test_members_may_return_objects_with_logits(wrap: Callable[[Tensor], object]) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, images: Tensor) -> object:
+            return wrap(self.net(images))
+
+    plain, images = _tiny.ensemble(2), _tiny.images()
+    wrapped = Ensemble([Wrapped(member) for member in plain.members])
+    assert wrapped(images).equal(plain(images))
+    assert wrapped.observe(images, "net.stem").feature.equal(plain.observe(images, "stem").feature)
+
+
+def test_other_outputs_are_refused() -> None:
+    class Pair(nn.Module):
+        def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+            return images, images
+
+    with pytest.raises(ValueError, match="a network returned a tuple; it must return logits"):
+        Ensemble([Pair()])(_tiny.images())
+
+
+def test_a_layer_that_returns_a_tuple_is_read_at_its_first() -> None:
+    class Layer(nn.Linear):
+        def forward(self, input: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+            return super().forward(input), None
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = Layer(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layer(x)[0])
+
+    logits, tapped = run_tapped(Net(), torch.rand(5, 4), "layer")
+    assert (logits.shape, tapped.shape) == ((5, 3), (5, 8))

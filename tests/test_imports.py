@@ -22,11 +22,11 @@ PACKAGE = Path(ensbridge.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
-    ("recipes", "report", "export", "serve", "compress", "zoo"),
-    ("evaluation", "fast_ensemble", "train"),
+    ("recipes", "report", "export", "serve", "compression", "zoo"),
+    ("evaluation", "fast_ensemble", "saving", "train"),
     ("methods",),
     ("ensemble", "sampler", "nets", "data"),
-    ("schedule", "metrics", "cost", "scores", "files"),
+    ("schedule", "metrics", "cost", "scores", "files", "progress"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 NEIGHBOURS_TALK = (FLOOR["train"], FLOOR["nets"])

@@ -8,9 +8,15 @@ import pytest
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_readmes_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    exec(compile(code, "README.md", "exec"), {})
+def test_the_readmes_examples_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(first, "README.md", "exec"), names)
+    exec(compile(second, "README.md", "exec"), names)
+    assert (tmp_path / "model" / "model.safetensors").exists()
     table = capsys.readouterr().out
     assert [line.split()[0] for line in table.splitlines()[2:]] == ["one", "ensemble", "bridge"]
 

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from ensbridge import metrics as metrics
     from ensbridge import nets as nets
     from ensbridge import recipes as recipes
+    from ensbridge.compression import compress as compress
     from ensbridge.ensemble import Ensemble as Ensemble
     from ensbridge.ensemble import ensemble_logit as ensemble_logit
     from ensbridge.ensemble import member_groups as member_groups
     from ensbridge.evaluation import evaluate as evaluate
     from ensbridge.fast_ensemble import FastEnsemble as FastEnsemble
+    from ensbridge.saving import load as load
     from ensbridge.schedule import BridgeSample as BridgeSample
     from ensbridge.schedule import BridgeSchedule as BridgeSchedule
     from ensbridge.schedule import TemperatureLaw as TemperatureLaw
@@ -32,11 +34,13 @@ __version__ = "0.1.0"
 
 _ROOMS = ("cost", "data", "methods", "metrics", "nets", "recipes")
 _HOMES = {
+    "compress": "compression",
     "Ensemble": "ensemble",
     "ensemble_logit": "ensemble",
     "member_groups": "ensemble",
     "evaluate": "evaluation",
     "FastEnsemble": "fast_ensemble",
+    "load": "saving",
     "BridgeSample": "schedule",
     "BridgeSchedule": "schedule",
     "TemperatureLaw": "schedule",

@@ -7,23 +7,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from ensbridge import __version__
+from ensbridge.progress import progress_bars
 
 if TYPE_CHECKING:
     from ensbridge.scores import Summary
@@ -205,30 +196,3 @@ def show(summary: Summary) -> None:
 def say(text: str) -> None:
     """Print text as it is."""
     Console().print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-class Bars:
-    """Reports stages as progress bars."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-
-    def stage(self, name: str, total: int) -> Callable[[int], None]:
-        """Begin a bar."""
-        task = self.progress.add_task(name, total=total)
-        return lambda steps: self.progress.advance(task, steps)
-
-
-@contextmanager
-def progress_bars(quiet: bool) -> Iterator[Bars]:
-    """Bars on standard error, shown only on a terminal and unless `quiet`."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:>9}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
-        yield Bars(progress)

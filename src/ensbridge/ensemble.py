@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ensbridge.nets.tap import run_tapped
+from ensbridge.nets.tap import read_logits, run_tapped
 
 
 def ensemble_logit(logits: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Ensemble(nn.Module):
 
     def member_logits(self, images: Tensor) -> Tensor:
         """Every member's logits, (M, B, K)."""
-        return stack_logits([member(images) for member in self.members])
+        return stack_logits([read_logits(member(images)) for member in self.members])
 
     def forward(self, images: Tensor) -> Tensor:
         """The ensemble's logits (B, K)."""
@@ -110,7 +110,7 @@ class Ensemble(nn.Module):
     def observe(self, images: Tensor, feature: str) -> Observation:
         """Run every member once, tapping the source's module `feature` in the same pass; no gradients."""
         source_logits, tapped = run_tapped(self.source, images, feature)
-        others = [member(images) for member in list(self.members)[1:]]
+        others = [read_logits(member(images)) for member in list(self.members)[1:]]
         return Observation(tapped, stack_logits([source_logits, *others]))
 
 

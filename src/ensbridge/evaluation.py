@@ -14,6 +14,7 @@ from ensbridge.cost import count_macs, count_params
 from ensbridge.data.loader import ImageSet, as_image_set
 from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.nets.tap import read_logits
 from ensbridge.scores import Bin, Method, Reliability, Row, Scores
 
 Data = ImageSet | tuple[Tensor, Tensor]
@@ -147,7 +148,10 @@ def predict(model: nn.Module, data: ImageSet, batch_size: int = 256) -> Tensor:
     """
     model.eval()
     return torch.cat(
-        [at_least_float32(model(images)).log_softmax(-1) for images, _ in data.batches(batch_size)]
+        [
+            at_least_float32(read_logits(model(images))).log_softmax(-1)
+            for images, _ in data.batches(batch_size)
+        ]
     )
 
 

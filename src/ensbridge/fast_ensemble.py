@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from ensbridge.ensemble import at_least_float32, ensemble_logit
 from ensbridge.methods.bridge_network import BridgeNetwork, FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, DiffusionBridge
 from ensbridge.nets.tap import find_module, run_tapped
+from ensbridge.scores import Scores
 
 
 class FastEnsemble(nn.Module):
@@ -80,6 +83,36 @@ class FastEnsemble(nn.Module):
         return (
             ensemble_logit(torch.stack([logits, *ends] if self.average_source else ends)) / self.temperature
         )
+
+    def save(
+        self,
+        folder: Path | str,
+        *,
+        build: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        image_shape: Sequence[int] | None = None,
+        scores: Scores | Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the model into a folder that `ensbridge.load` reads; a model there is replaced as a whole.
+
+        `model.safetensors` holds weights and buffers, `config.json` what they belong to, `README.md` is a
+        model card: it has the cost for an image of `image_shape`, such as (3, 32, 32), and the figures of
+        `scores`, or of the mapping that a `scores.json` holds. A source of a class that is not ensbridge's
+        can be loaded without being passed again if `build="package.models:make_net"` names the class or
+        function that, with `arguments` in JSON's types, builds it.
+
+        >>> import tempfile
+        >>> from ensbridge.nets import ResNet, ScoreNet
+        >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
+        >>> fast = FastEnsemble(ResNet((1,), (8,), 3, stem=8), [Bridge(score)], feature="stages.0.0")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fast.save(folder, image_shape=(3, 8, 8))
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['README.md', 'config.json', 'model.safetensors']
+        """
+        from ensbridge.saving import save
+
+        save(self, folder, build=build, arguments=arguments, image_shape=image_shape, scores=scores)
 
 
 def _members(method: DiffusionBridge | BridgeNetwork) -> list[nn.Module]:

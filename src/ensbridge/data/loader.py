@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -92,3 +92,37 @@ def as_image_set(data: ImageSet | Tensor | tuple[Tensor, Tensor]) -> ImageSet:
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
         return ImageSet(*data)
     raise ValueError(f"data is a {type(data).__name__}; give images, a pair (images, labels), or an ImageSet")
+
+
+def collect(data: ImageSet | Tensor | tuple[Tensor, Tensor] | Iterable, name: str = "data") -> ImageSet:
+    """An ImageSet of anything that holds images: what `as_image_set` takes, or batches, as of a DataLoader.
+
+    Batches are images, or pairs or dictionaries of images and labels; all must be the one or the other.
+
+    >>> len(collect([(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))] * 3))
+    6
+    """
+    if isinstance(data, ImageSet | Tensor) or (isinstance(data, tuple) and len(data) == 2):
+        return as_image_set(data)
+    if not isinstance(data, Iterable):
+        raise ValueError(
+            f"{name} is a {type(data).__name__}; give images, a pair (images, labels), an ImageSet, or "
+            "batches of them such as a DataLoader"
+        )
+    images, labels = [], []
+    for number, batch in enumerate(data):
+        parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+        parts = [parts] if isinstance(parts, Tensor) else list(parts)
+        if not 1 <= len(parts) <= 2 or not all(isinstance(part, Tensor) for part in parts):
+            raise ValueError(f"batch {number} of {name} is no tensor of images, nor a pair with their labels")
+        images.append(parts[0])
+        labels += parts[1:]
+    if not images:
+        raise ValueError(
+            f"{name} holds 0 batches; give at least one image (an iterator is empty after its use)"
+        )
+    if labels and len(labels) != len(images):
+        raise ValueError(
+            f"{len(labels)} of the {len(images)} batches of {name} have labels; give all or none"
+        )
+    return ImageSet(torch.cat(images), torch.cat(labels) if labels else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,12 +71,28 @@ class ResNet(nn.Module):
                 f"blocks, widths and strides have {len(blocks)}, {len(widths)} and {len(strides)} entries; "
                 "each stage needs one of each"
             )
+        if min(*blocks, *widths, *strides, stem) < 1:
+            raise ValueError(
+                f"blocks {list(blocks)}, widths {list(widths)}, strides {list(strides)} or stem {stem} has a "
+                "number below 1; each must be at least 1"
+            )
         if len(mean) != len(std):
             raise ValueError(
                 f"mean has {len(mean)} channels and std {len(std)}; give one of each per channel"
             )
         if classes < 2:
             raise ValueError(f"classes is {classes}; a classifier needs at least 2")
+        mean, std = ([float(value) for value in each] for each in (mean, std))
+        self._arguments = {
+            "blocks": list(blocks),
+            "widths": list(widths),
+            "classes": classes,
+            "stem": stem,
+            "strides": list(strides),
+            "bias": bias,
+            "mean": mean,
+            "std": std,
+        }
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
         self.stem = nn.Sequential(nn.Conv2d(len(mean), stem, 3, padding=1, bias=bias), FRN(stem), nn.SiLU())
@@ -91,6 +108,20 @@ class ResNet(nn.Module):
         self.apply(initialise)
         # Channels last is faster on CPUs and GPUs alike; forward lays the images out to match.
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What builds this network again, in JSON's types.
+
+        >>> net = ResNet((1, 1), (8, 16), classes=3, stem=8)
+        >>> ResNet(**net.arguments).arguments == net.arguments, net.arguments["widths"]
+        (True, [8, 16])
+        """
+        if self.mean.is_meta:
+            return dict(self._arguments)
+        # As they are now: they are no weights, so a file of weights would not have what was set by hand.
+        mean, std = (buffer.flatten().tolist() for buffer in (self.mean, self.std))
+        return {**self._arguments, "mean": mean, "std": std}
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes) of images (B, C, H, W) with values in [0, 1]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,8 +53,20 @@ class ScoreNet(nn.Module):
         super().__init__()
         if z_input not in _Z_CHANNELS:
             raise ValueError(f"z_input is {z_input!r}; it must be one of {', '.join(_Z_CHANNELS)}")
-        if channels % 8:
+        if min(classes, last, *(number for stage in stages for number in stage)) < 1:
+            raise ValueError(
+                f"classes {classes}, last {last} or stages {list(stages)} has a number below 1; each must be "
+                "at least 1"
+            )
+        if channels < 1 or channels % 8:
             raise ValueError(f"the feature has {channels} channels; the time embedding needs a multiple of 8")
+        self._arguments = {
+            "classes": classes,
+            "channels": channels,
+            "stages": [list(stage) for stage in stages],
+            "last": last,
+            "z_input": z_input,
+        }
         self.classes, self.channels = classes, channels
         self.z_input: ZInput = z_input
         self.z_embedding = _Z_CHANNELS[z_input](classes)
@@ -71,6 +83,15 @@ class ScoreNet(nn.Module):
         self.tail = conv_bn(inputs, last, 1)
         self.head = nn.Linear(last, classes)
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What builds this network again, in JSON's types.
+
+        >>> ScoreNet(3, 8, [(1, 8, 1, 1)], last=8).arguments["stages"]
+        [[1, 8, 1, 1]]
+        """
+        return dict(self._arguments)
 
     def forward(self, h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
         """ε of shape (B, classes), from h (B, channels, H, W), z_t (B, classes) and t (B,)."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-Hook = Callable[[nn.Module, object, Tensor], None]
+Hook = Callable[[nn.Module, object, object], None]
 
 
 def find_module(net: nn.Module, name: str) -> nn.Module:
@@ -25,6 +25,33 @@ def find_module(net: nn.Module, name: str) -> nn.Module:
     return modules[name]
 
 
+def read_logits(output: object) -> Tensor:
+    """The logits in what a network returned: a tensor, or an object or mapping with `logits`.
+
+    >>> import torch
+    >>> read_logits({"logits": torch.zeros(2, 3)}).shape
+    torch.Size([2, 3])
+    """
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        raise ValueError(
+            f"a network returned a {type(output).__name__}; it must return logits as a tensor, or an object "
+            "with .logits"
+        )
+    return logits
+
+
+def _read_feature(output: object, feature: str) -> Tensor:
+    """A module's output as a tensor of its own: an in-place layer behind the module must not change it."""
+    if isinstance(output, tuple | list) and output:
+        output = output[0]  # layers of transformers return tuples that begin with their states
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            f"feature {feature!r} returns a {type(output).__name__}; name a module that returns a tensor"
+        )
+    return output.clone()
+
+
 def run_tapped(net: nn.Module, images: Tensor, *features: str) -> tuple[Tensor, ...]:
     """Run `net` once and return its output, then the output of each module in `features`.
 
@@ -38,17 +65,17 @@ def run_tapped(net: nn.Module, images: Tensor, *features: str) -> tuple[Tensor, 
     own = threading.get_ident()
 
     def catch(feature: str) -> Hook:
-        def hook(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        def hook(_module: nn.Module, _inputs: object, output: object) -> None:
             # Another thread that runs the same network meanwhile passes here too; its feature is not ours.
             if threading.get_ident() == own:
-                caught[feature].append(output)
+                caught[feature].append(_read_feature(output, feature))
 
         return hook
 
     modules = [(feature, find_module(net, feature)) for feature in caught]
     handles = [module.register_forward_hook(catch(feature)) for feature, module in modules]
     try:
-        logits = net(images)
+        logits = read_logits(net(images))
     finally:
         for handle in handles:
             handle.remove()
@@ -84,8 +111,8 @@ class StandingTap(nn.Module):
         self._handles = [module.register_forward_hook(self._catch(feature)) for feature, module in modules]
 
     def _catch(self, feature: str) -> Hook:
-        def hook(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-            self._caught[feature].append(output)
+        def hook(_module: nn.Module, _inputs: object, output: object) -> None:
+            self._caught[feature].append(_read_feature(output, feature))
 
         return hook
 
@@ -93,7 +120,7 @@ class StandingTap(nn.Module):
         """The network's output and the features."""
         for caught in self._caught.values():
             caught.clear()
-        logits = self.net(images)
+        logits = read_logits(self.net(images))
         return logits, *(_only(self._caught[feature], feature) for feature in self._features)
 
     def close(self) -> None:

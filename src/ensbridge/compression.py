@@ -1,0 +1,171 @@
+"""`compress`: the classifiers a user already has, in; one network and its bridges, out."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.data.augment import Augment
+from ensbridge.data.loader import ImageSet, collect
+from ensbridge.ensemble import Ensemble, member_groups
+from ensbridge.evaluation import predict
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.methods.diffusion_bridge import BridgeConfig, DiffusionBridge
+from ensbridge.methods.method import Together
+from ensbridge.metrics import fit_temperature, nll
+from ensbridge.nets.site import Site, choose_site
+from ensbridge.progress import progress_bars
+from ensbridge.schedule import TemperatureLaw
+from ensbridge.train.config import FitConfig, derive_seed
+from ensbridge.train.fit import Progress, fit
+
+Data = ImageSet | Tensor | tuple[Tensor, Tensor] | Iterable
+Say = Callable[[str], None]
+
+MINUTES = 2.0  # how long a small set is trained for unless the user says
+TEMPERATURES = (2.0, 4.0)  # how far the source may be trusted; labelled validation images choose
+EMA, TIMED, MOST_EPOCHS = 0.995, 4, 200.0
+
+
+def compress(
+    members: Sequence[nn.Module],
+    train: Data,
+    val: Data | None = None,
+    *,
+    feature: str | None = None,
+    budget: float = 1.2,
+    bridges: int = 1,
+    max_minutes: float | None = None,
+    epochs: float | None = None,
+    batch_size: int = 128,
+    lr: float = 2e-3,
+    augment: Augment | None = None,
+    calibrate: bool = True,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    run_dir: Path | str | None = None,
+    quiet: bool = False,
+) -> FastEnsemble:
+    """Train bridges beside the first of several classifiers that carry its logits to where all of them are.
+
+    `train` is images without need of labels; `val` with labels chooses how far the source is trusted and
+    calibrates. `feature` names the source's module that bridges read; unless given, the earliest is taken
+    whose bridges keep the whole within `budget` times the source's MACs. `max_minutes`, or `epochs`, says
+    how long to train. `augment` is what may be done to an image without changing its class, mixup aside.
+
+    >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
+    >>> images = torch.rand(64, 1, 4, 4)
+    >>> fast = compress(nets, images, feature="1", budget=20, epochs=1, quiet=True)
+    >>> fast(images[:5]).shape
+    torch.Size([5, 3])
+    """
+    say: Say = (lambda _: None) if quiet else (lambda text: print(f"ensbridge: {text}", file=sys.stderr))
+    if len(members) < 2:
+        raise ValueError(f"{len(members)} members were given to compress; an ensemble needs at least 2")
+    place = torch.device(device) if device else _device_of(members[0])
+    ensemble = Ensemble([member.to(place) for member in members]).eval()
+    groups = member_groups(len(members), bridges)
+    train_set = collect(train, "train").to(place).without_labels()
+    val_set = None if val is None else collect(val, "val").to(place)
+    image = train_set.batch(torch.zeros(1, dtype=torch.long, device=place))[0]
+    site = choose_site(ensemble.source, image, feature, budget, bridges)
+    say(site.words)
+
+    labelled = val_set is not None and val_set.labels is not None
+    options = TEMPERATURES if labelled else TEMPERATURES[:1]
+    methods = {
+        f"T{base:g}-{number}": _bridge(ensemble, site, group, base, derive_seed(seed, "score", number))
+        for base in options
+        for number, group in enumerate(groups)
+    }
+    mixed = replace(augment or Augment(), mixup=0.4)
+    config = FitConfig(epochs or 1, min(batch_size, len(train_set)), lr, augment=mixed, seed=seed)
+    if epochs is None:
+        config = replace(config, epochs=_epochs(methods, train_set, config, max_minutes or MINUTES))
+        say(f"training for {config.epochs:.4g} epochs, about {max_minutes or MINUTES:g} minutes")
+    with progress_bars(quiet) as bars:
+        progress = _counted(bars.stage, config.total_steps(len(train_set)))
+        fit(Together(methods), train_set, config, run_dir, progress)
+    found = [
+        FastEnsemble.of(*(methods[f"T{base:g}-{number}"] for number in range(len(groups))))
+        for base in options
+    ]
+    return _selected(found, options, val_set, calibrate, say).eval()
+
+
+def _device_of(net: nn.Module) -> torch.device:
+    """Where a network lives; a network without weights is at home on the CPU."""
+    return next((weight.device for weight in net.parameters()), torch.device("cpu"))
+
+
+def _bridge(
+    ensemble: Ensemble, site: Site, group: tuple[int, ...], base: float, seed: int
+) -> DiffusionBridge:
+    """An untrained bridge towards a group of members, whose weights depend on the seed alone."""
+    score = copy.deepcopy(site.score)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in score.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
+    config = BridgeConfig(temperature=TemperatureLaw(base=base), ema=EMA)
+    score = score.to(_device_of(ensemble.source))
+    return DiffusionBridge(ensemble, score, site.feature, loss="kl", target=group, config=config)
+
+
+def _epochs(
+    methods: Mapping[str, DiffusionBridge], data: ImageSet, config: FitConfig, minutes: float
+) -> float:
+    """How many epochs fit into so many minutes, by the time of a few steps; the bridges stay as they were."""
+    together = Together({name: copy.copy(method) for name, method in methods.items()})
+    before = {name: tensor.clone() for name, tensor in together.student.state_dict().items()}
+    fit(together, data, replace(config, epochs=1.0 * config.batch_size / len(data)))  # warm caches
+    begun = time.perf_counter()
+    fit(together, data, replace(config, epochs=TIMED * config.batch_size / len(data)))
+    step = (time.perf_counter() - begun) / TIMED
+    together.student.load_state_dict(before)
+    return min(MOST_EPOCHS, max(1.0, 60 * minutes / step * config.batch_size / len(data)))
+
+
+def _counted(stage: Callable[[str, int], Callable[[int], None]], total: int) -> Progress:
+    """A progress callback for one bar."""
+    advance, last = stage("bridges", total), 0
+
+    def progress(step: int, _total: int, _loss: float) -> None:
+        nonlocal last
+        advance(step - last)
+        last = step
+
+    return progress
+
+
+def _selected(
+    found: Sequence[FastEnsemble],
+    temperatures: Sequence[float],
+    val: ImageSet | None,
+    calibrate: bool,
+    say: Say,
+) -> FastEnsemble:
+    """The best on labelled validation images, calibrated there; the first where there are none."""
+    if val is None or val.labels is None:
+        say("there are no labelled validation images, so nothing was chosen or calibrated on any")
+        return found[0]
+    log_probs = [predict(fast, val) for fast in found]
+    losses = [nll(each, val.labels) for each in log_probs]
+    best = min(range(len(found)), key=losses.__getitem__)
+    fast = found[best]
+    tried = ", ".join(f"{t:g} (NLL {loss:.4f})" for t, loss in zip(temperatures, losses, strict=True))
+    say(f"validation chose T = {temperatures[best]:g} of {tried}")
+    if calibrate:
+        fast.temperature = fit_temperature(log_probs[best], val.labels)
+        after = nll((log_probs[best] / fast.temperature).log_softmax(-1), val.labels)
+        change = f"validation NLL {losses[best]:.4f} before, {after:.4f} after"
+        say(f"calibrated by a temperature of {fast.temperature:.3f}: {change}")
+    return fast

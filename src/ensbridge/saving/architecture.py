@@ -1,0 +1,189 @@
+"""A network by name and arguments: how it is described, what may be built, and with how much."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ensbridge.nets import MapScore, ResNet, ScoreNet, Tail, TokenScore
+from ensbridge.saving.reading import REMEDY, read_arguments, short
+
+# All that a file may name without the caller's leave. Looked up, never imported.
+OURS: dict[str, type[MapScore | ResNet | ScoreNet | Tail | TokenScore]] = {
+    f"ensbridge.nets:{kind.__name__}": kind for kind in (MapScore, ResNet, ScoreNet, Tail, TokenScore)
+}
+_PATH = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*:[a-z_]\w*", re.ASCII | re.IGNORECASE)
+
+Build = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network's class and, where it can be built again, the import path and arguments that do it.
+
+    >>> Architecture.of(nn.Linear(2, 2))
+    Architecture(name='torch.nn.modules.linear.Linear', build=None, arguments=None)
+    """
+
+    name: str  # for people, and never imported
+    build: str | None = None  # "package.module:class_or_function"
+    arguments: dict[str, Any] | None = None  # in JSON's types
+
+    def __post_init__(self) -> None:
+        if (self.build is None) != (self.arguments is None):
+            raise ValueError(f"build and arguments go together, one is missing; {REMEDY}")
+
+    @classmethod
+    def of(cls, net: nn.Module) -> Architecture:
+        """Describe a network; one of ours that was changed after it was built is known by name alone."""
+        name = f"{type(net).__module__}.{type(net).__qualname__}"
+        for build, kind in OURS.items():
+            if type(net) is kind:
+                found = cls(name, build, net.arguments)
+                with torch.device("meta"):
+                    again = kind(**net.arguments)
+                return found if same_plan(again, net) else cls(name)
+        return cls(name)
+
+    def builder(self, allow: Collection[str], where: str) -> Build:
+        """What builds the network, if a file may name it or the caller allows it; nothing is built yet."""
+        assert self.build is not None
+        assert self.arguments is not None
+        if ours := OURS.get(self.build):
+            arguments = read_arguments(ours, self.arguments, f"{where}.arguments")
+            if ours is Tail:  # whose source is described by arguments of its own
+                plan = arguments.get("source", {})
+                arguments["source"] = read_arguments(ResNet, plan, f"{where}.arguments.source")
+            return _careful(ours, arguments, f"{where} ({self.build})")
+        return _careful(_find(self.build, allow, where), self.arguments, f"{where} ({self.build})")
+
+
+def same_plan(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two networks have the same modules and the same tensors by name and shape."""
+    shapes = [{name: tensor.shape for name, tensor in net.state_dict().items()} for net in (one, other)]
+    return str(one) == str(other) and shapes[0] == shapes[1]
+
+
+def by_recipe(net: nn.Module, build: str, arguments: Mapping[str, Any] | None) -> Architecture:
+    """Describe a network by the user's own import path, which is tried before it is believed."""
+    name = Architecture.of(net).name
+    try:
+        plain = json.loads(json.dumps(dict(arguments or {}), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"arguments cannot be written as JSON ({error}); give numbers, strings, lists and mappings"
+        ) from error
+    if build.partition(":")[0] == "__main__":
+        raise ValueError(f"build is {build!r}, which no other program can import; move it into a module")
+    found = Architecture(name, build, plain)
+    made = on_meta(found.builder([build], "build"), limit=len(net.state_dict()))
+    if not same_plan(made, net):
+        raise ValueError(f"build {build!r} with these arguments does not make the source; check both")
+    return found
+
+
+class _Limit(TorchFunctionMode):
+    """Refuses the construction of networks with far more tensors than expected.
+
+    A file may ask for a billion layers in ten characters; without memory of their own, they still take time.
+    """
+
+    def __init__(self, tensors: int) -> None:
+        super().__init__()
+        self.left = 50 * (tensors + 100)  # ours need about 15 calls of torch a tensor
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # What gives no tensor may be a context's end, such as no_grad's: stopped there, it would never end.
+        if isinstance(result, Tensor):
+            self.left -= 1
+            if self.left < 0:
+                raise ValueError("it has far more tensors than there are weights")
+        return result
+
+
+def on_meta(build: Build, limit: int) -> nn.Module:
+    """Build without memory for weights, about `limit` tensors at most."""
+    with torch.device("meta"), _Limit(limit):
+        return build()
+
+
+def on_cpu(build: Build) -> nn.Module:
+    """Build in memory; the global random state is afterwards as it was before."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        return build()
+
+
+def _careful(build: Callable[..., object], arguments: Mapping[str, Any], where: str) -> Build:
+    """A builder whose every failure is one sentence."""
+
+    def made() -> nn.Module:
+        try:
+            net = build(**arguments)
+        except Exception as error:  # whatever a constructor makes of values it was never meant for
+            raise ValueError(
+                f"{where} cannot be built ({_one_line(error)}); give the arguments that built it, or leave "
+                "it out and pass the network to load as source="
+            ) from error
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"{where} made a {type(net).__name__} where a network is expected; {REMEDY}")
+        return net
+
+    return made
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return "".join(each for each in text if each.isprintable())[:200]
+
+
+def _find(build: str, allow: Collection[str], where: str) -> Callable[..., object]:
+    """The class or function at an import path, if the caller allows it.
+
+    A whole package allows its networks and the functions that say they return one; anything else in it
+    must be allowed by its full path, so that a file cannot call just any function of the package.
+    """
+    if not _PATH.fullmatch(build):
+        raise ValueError(f"{where}.build is {short(build)}, expected such as 'package.module:name'; {REMEDY}")
+    module, _, name = build.partition(":")
+    exact = build in allow
+    remedy = f"if you trust it, pass allow=[{build!r}], or pass the network as source="
+    if not exact and not _inside(module, allow):
+        raise ValueError(f"{where} is built by {build}, which is not allowed; {remedy}")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"{where} is built by {build}, which cannot be imported ({error}); install it"
+        ) from error
+    is_net = inspect.isclass(found) and issubclass(found, nn.Module)
+    if not is_net and not inspect.isfunction(found):
+        raise ValueError(
+            f"{where} is built by {build}, which is no network and no function; pass the network as source="
+        )
+    if not exact and not (_inside(found.__module__, allow) and (is_net or _returns_net(found))):
+        raise ValueError(
+            f"{where} is built by {build}, not known to make a network of an allowed package; {remedy}"
+        )
+    return found
+
+
+def _inside(module: str, allow: Collection[str]) -> bool:
+    return any(module == each or module.startswith(f"{each}.") for each in allow)
+
+
+def _returns_net(function: Callable[..., object]) -> bool:
+    try:
+        hint = get_type_hints(function).get("return")
+    except Exception:  # an annotation of the package's own that cannot be read promises nothing
+        return False
+    return inspect.isclass(hint) and issubclass(hint, nn.Module)

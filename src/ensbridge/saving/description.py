@@ -1,0 +1,168 @@
+"""`config.json`: what a fast ensemble is, without its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.files import read_json
+from ensbridge.methods.bridge_network import FeatureBridge
+from ensbridge.methods.diffusion_bridge import Bridge, BridgeConfig
+from ensbridge.saving.architecture import Architecture, Build
+from ensbridge.saving.reading import REMEDY, read, short
+
+FORMAT, VERSION = "ensbridge.FastEnsemble", 1
+_LARGEST = 2**20  # bytes of config.json; those of real models have a few thousand
+
+
+@dataclass(frozen=True)
+class BridgeDescription:
+    """A bridge: a diffusion bridge with its walk, or a network from the feature straight to logits."""
+
+    kind: Literal["diffusion", "feature"]
+    network: Architecture
+    times: tuple[float, ...] | None = None
+    config: BridgeConfig | None = None
+
+    def __post_init__(self) -> None:
+        walks = self.kind == "diffusion"
+        if walks != (self.times is not None) or walks != (self.config is not None):
+            raise ValueError(f"times and config belong to a diffusion bridge, and to no other; {REMEDY}")
+        if self.times is not None and not all(a < b for a, b in pairwise(self.times)):
+            raise ValueError(f"times are {short(self.times)}, expected to grow from 0 to 1; {REMEDY}")
+
+    @classmethod
+    def of(cls, bridge: Bridge | FeatureBridge, number: int) -> BridgeDescription:
+        """Describe a bridge of a model; its network must be one that can be built again."""
+        walks = isinstance(bridge, Bridge)
+        network = Architecture.of(bridge.score if walks else bridge.net)
+        if network.build is None:
+            raise ValueError(
+                f"the network of bridge {number} is a {network.name}, which a file cannot describe; "
+                "bridges are saved with a ScoreNet or a Tail as it was built"
+            )
+        return cls("diffusion", network, bridge.times, bridge.config) if walks else cls("feature", network)
+
+    def assemble(self, net: nn.Module) -> Bridge | FeatureBridge:
+        """The bridge around its network."""
+        return FeatureBridge(net) if self.kind == "feature" else Bridge(net, self.config, self.times)
+
+
+@dataclass(frozen=True)
+class Description:
+    """All of `config.json`."""
+
+    format: Literal["ensbridge.FastEnsemble"]
+    version: Literal[1]
+    feature: str
+    temperature: float
+    members: int
+    average_source: bool
+    source: Architecture
+    bridges: tuple[BridgeDescription, ...]
+    sha256: str  # of the weights' file that belongs to this description
+    tied: dict[str, str] = field(default_factory=dict)  # tensors that lie in the file under another's name
+
+    def __post_init__(self) -> None:
+        if self.members < 1:
+            raise ValueError(f"members is {self.members}, expected at least 1; {REMEDY}")
+
+    @classmethod
+    def of(
+        cls, fast: FastEnsemble, source: Architecture, sha256: str, tied: Mapping[str, str]
+    ) -> Description:
+        """Describe a model; what could not be read again is refused here, before anything is written."""
+        bridges = fast.each_bridge()
+        if len(bridges) != len(fast.bridges):
+            raise ValueError("a bridge of this model is neither a Bridge nor a FeatureBridge; give such ones")
+        raw = cls(
+            format=FORMAT,
+            version=VERSION,
+            feature=fast.feature,
+            temperature=fast.temperature,
+            members=fast.members,
+            average_source=fast.average_source,
+            source=source,
+            bridges=tuple(BridgeDescription.of(each, number) for number, each in enumerate(bridges, 1)),
+            sha256=sha256,
+            tied=dict(tied),
+        )
+        return read(cls, json.loads(raw.to_json()), "this model")
+
+    def to_json(self) -> str:
+        """The text of `config.json`."""
+        return json.dumps(_without_none(asdict(self)), indent=2) + "\n"
+
+    def networks(self, source: nn.Module | None, allow: Collection[str], where: Path) -> list[Build]:
+        """What builds the source and the bridges' networks; forbidden or impossible ones are refused."""
+        if source is not None:
+            builds: list[Build] = [lambda: source]
+        elif self.source.build is None:
+            raise ValueError(
+                f"{where.parent} was saved with a {self.source.name} as its source, which a file cannot "
+                "describe; pass an instance of it: load(folder, source=net)"
+            )
+        else:
+            builds = [self.source.builder(allow, f"{where}: source")]
+        for number, bridge in enumerate(self.bridges):
+            if bridge.network.build is None:
+                raise ValueError(f"{where}: bridges[{number}].network has no 'build'; {REMEDY}")
+            # What the caller allows is for the source: bridges are always ours.
+            builds.append(bridge.network.builder((), f"{where}: bridges[{number}].network"))
+        return builds
+
+    def assemble(self, source: nn.Module, networks: list[nn.Module], where: Path) -> FastEnsemble:
+        """The model around its networks."""
+        try:
+            return FastEnsemble(
+                source,
+                [bridge.assemble(net) for bridge, net in zip(self.bridges, networks, strict=True)],
+                self.feature,
+                temperature=self.temperature,
+                members=self.members,
+                average_source=self.average_source,
+            )
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+
+
+def read_description(path: Path) -> Description:
+    """Read and check a `config.json`."""
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST:
+            raise ValueError(f"{path} has {size} bytes, a model's has under {_LARGEST}; {REMEDY}")
+        raw = read_json(path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
+    if not is_ours(raw):
+        raise ValueError(f"{path} describes no FastEnsemble; give a folder that FastEnsemble.save wrote")
+    version = raw.get("version")
+    if type(version) is not int or version != VERSION:
+        raise ValueError(
+            f"{path} is of version {short(version)}, this ensbridge reads {VERSION}; upgrade ensbridge"
+        )
+    return read(Description, raw, str(path))
+
+
+def is_ours(raw: object) -> bool:
+    """Whether decoded JSON claims to describe a FastEnsemble."""
+    return isinstance(raw, dict) and raw.get("format") == FORMAT
+
+
+def _without_none(value: Any) -> Any:
+    """Leave out what a description does not have; inside a user's arguments None is a value."""
+    if isinstance(value, dict):
+        return {
+            key: each if key == "arguments" else _without_none(each)
+            for key, each in value.items()
+            if each is not None
+        }
+    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value

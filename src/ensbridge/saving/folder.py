@@ -1,0 +1,153 @@
+"""Saving into a folder, whole or not at all, and loading from one that a stranger may have made."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.files import open_folder, read_json, write_atomically
+from ensbridge.saving.architecture import Architecture, by_recipe, on_cpu, on_meta
+from ensbridge.saving.card import HEAD, write_card
+from ensbridge.saving.description import Description, is_ours, read_description
+from ensbridge.saving.weights import (
+    COPY_AGAIN,
+    compare,
+    digest,
+    fill,
+    follow_dtype,
+    layout_of,
+    layout_of_file,
+    opened,
+    pack,
+)
+from ensbridge.scores import Scores
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+# Where new weights wait for the description that makes them valid.
+PENDING = f".{WEIGHTS}.new"
+
+
+def save(
+    fast: FastEnsemble,
+    folder: Path | str,
+    *,
+    build: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    image_shape: Sequence[int] | None = None,
+    scores: Scores | Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model; `FastEnsemble.save` says how it is used."""
+    if build is None and arguments is not None:
+        raise ValueError(
+            "arguments were given without build; say what they build, such as 'package.models:net'"
+        )
+    source = Architecture.of(fast.source) if build is None else by_recipe(fast.source, build, arguments)
+    weights, tied = pack(fast)
+    description = Description.of(fast, source, hashlib.sha256(weights).hexdigest(), tied)
+    card = write_card(fast, description, image_shape, scores)
+    place = open_folder(folder)
+    _make_way(place)
+    # config.json names its weights by their digest: the moment it is replaced, so is the model.
+    write_atomically(place / PENDING, weights)
+    write_atomically(place / CARD, card.encode())
+    write_atomically(place / CONFIG, description.to_json().encode())
+    os.replace(place / PENDING, place / WEIGHTS)
+
+
+def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collection[str] = ()) -> FastEnsemble:
+    """Load what `FastEnsemble.save` wrote, on the CPU and in evaluation mode; nothing of it is executed.
+
+    A source that is no network of ensbridge is passed as `source`, an instance that the saved weights are put
+    into. If the folder names what builds it, that is imported only where `allow` has its package
+    (`"mypackage"`: networks, and functions annotated to return one) or its full path
+    (`"mypackage.models:make_net"`).
+
+    >>> import tempfile, torch
+    >>> from ensbridge.methods import Bridge
+    >>> from ensbridge.nets import ResNet, ScoreNet
+    >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
+    >>> fast = FastEnsemble(ResNet((1,), (8,), 3, stem=8), [Bridge(score)], feature="stages.0.0").eval()
+    >>> images = torch.rand(2, 3, 8, 8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fast.save(folder)
+    ...     torch.equal(load(folder)(images), fast(images))
+    True
+    """
+    place = Path(folder)
+    config = place / CONFIG
+    if not config.is_file():
+        what = (
+            "holds no config.json" if place.is_dir() else "is a file" if place.exists() else "does not exist"
+        )
+        raise ValueError(f"{place} {what}; give a folder that FastEnsemble.save wrote")
+    description = read_description(config)
+    allowed = [allow] if isinstance(allow, str) else list(allow)
+    if source is not None:
+        _check_source(source, description)
+    builds = description.networks(source, allowed, config)
+    path = _weights_of(place, description.sha256)
+    with opened(path) as file:
+        there = layout_of_file(file)
+        # First without memory: a description can ask for terabytes, the file shows what there is.
+        nets = [on_meta(build, len(there)) for build in builds]
+        compare(
+            there, layout_of(description.assemble(nets[0], nets[1:], config)), description.tied, str(path)
+        )
+        nets = [on_cpu(build) for build in builds]
+        model = description.assemble(nets[0], nets[1:], config)
+        compare(there, layout_of(model), description.tied, str(path))
+        fill(model, {name: file.get_tensor(name) for name in there}, description.tied)
+    for net in nets:
+        follow_dtype(net)
+    return model.eval()
+
+
+def _make_way(place: Path) -> None:
+    """Refuse to overwrite what is not ours, and finish what a kill may have left."""
+    config, card, pending = place / CONFIG, place / CARD, place / PENDING
+    if card.exists() and not card.read_bytes().startswith(HEAD.encode()):
+        raise ValueError(f"{card} is not the card of a saved model; choose another folder")
+    if not config.exists():
+        if (place / WEIGHTS).exists():
+            raise ValueError(f"{place} holds a {WEIGHTS} without its {CONFIG}; choose another folder")
+        return
+    there = read_json(config)
+    if not is_ours(there):
+        raise ValueError(f"{config} describes no saved model; choose another folder")
+    if pending.is_file() and digest(pending) == there.get("sha256"):
+        os.replace(pending, place / WEIGHTS)
+
+
+def _weights_of(place: Path, sha256: str) -> Path:
+    """The file of weights that a description belongs to."""
+    there = [path for path in (place / WEIGHTS, place / PENDING) if path.is_file()]
+    for path in there:
+        if digest(path) == sha256:
+            return path
+    if place / WEIGHTS not in there:
+        raise ValueError(f"{place} holds no {WEIGHTS}; {COPY_AGAIN}")
+    raise ValueError(
+        f"{place / WEIGHTS} is not the file that {CONFIG} was written with: truncated, damaged or another "
+        f"model's; {COPY_AGAIN}"
+    )
+
+
+def _check_source(source: nn.Module, description: Description) -> None:
+    if not isinstance(source, nn.Module):
+        raise ValueError(f"source is a {type(source).__name__}; give the network itself, an nn.Module")
+    if any(tensor.is_meta for tensor in (*source.parameters(), *source.buffers())):
+        raise ValueError("source has tensors on the meta device, which hold nothing; build it on the CPU")
+    saved = description.source.name.rpartition(".")[2]
+    if type(source).__name__ != saved:
+        warnings.warn(
+            f"the saved source was a {saved}, the given one is a {type(source).__name__}; check that they "
+            "compute the same",
+            stacklevel=3,
+        )

@@ -1,0 +1,206 @@
+"""`compress` takes any classifiers and any way of holding images, and says clearly what it cannot take."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import _tiny
+import ensbridge as eb
+from ensbridge.compression import compress
+from ensbridge.cost import count_macs
+from ensbridge.data.loader import collect
+from ensbridge.nets.site import choose_site, walk_features
+from ensbridge.nets.sizing import MapScore, fitting_score
+from ensbridge.nets.token_score import TokenScore
+
+IMAGES = _tiny.images(32)
+LABELS = torch.arange(32) % 3
+
+
+class Tokens(nn.Module):
+    """A small vision transformer of two blocks, whose feature is (B, 16, 16)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 16, 2, 2)
+        layers = [nn.TransformerEncoderLayer(16, 2, 64, 0.0, batch_first=True) for _ in range(4)]
+        self.blocks = nn.Sequential(*layers)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.blocks(self.patch(images).flatten(2).transpose(1, 2)).mean(1))
+
+
+def perceptron() -> nn.Module:
+    """A network of vectors."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(inplace=True), nn.Linear(64, 3))
+
+
+SOURCES: dict[str, tuple[Callable[[], nn.Module], str, type[nn.Module]]] = {
+    "CNN": (_tiny.member, "stages.0.0", MapScore),
+    "batch norm": (_tiny.batch_norm_member, "2", MapScore),
+    "ViT": (Tokens, "blocks.0", TokenScore),
+    "MLP": (perceptron, "1", TokenScore),
+}
+
+
+def quick(members: list[nn.Module], train: Any = IMAGES, val: Any = None, **options: Any) -> eb.FastEnsemble:
+    return compress(members, train, val, **{"budget": 30.0, "epochs": 1.0, "quiet": True, **options})
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_any_source_gets_a_score_network_of_its_features_shape(kind: str, tmp_path: Path) -> None:
+    make, feature, score = SOURCES[kind]
+    with _tiny.seeded(0):
+        members = [make(), _tiny.member(3), perceptron()]  # of different architectures
+    before = [{name: each.clone() for name, each in member.state_dict().items()} for member in members]
+    fast = quick(members, feature=feature)
+    assert isinstance(fast.each_bridge()[0].score, score)
+    assert (fast.source is members[0], fast.members, fast.temperature) == (True, 3, 1.0)
+    assert fast(IMAGES).shape == (32, 3)
+    fast.save(tmp_path)
+    again = eb.load(tmp_path, source=copy.deepcopy(members[0]))
+    assert again(IMAGES).equal(fast(IMAGES))
+    for member, state in zip(members, before, strict=True):  # the user's networks stay as they are
+        assert all(each.equal(state[name]) for name, each in member.state_dict().items())
+        assert not any(module._forward_hooks for module in member.modules())
+
+
+def test_it_learns_towards_the_ensemble() -> None:
+    members = [_tiny.member(seed) for seed in range(3)]
+    target = eb.Ensemble(members)(IMAGES).log_softmax(-1)
+
+    def distance(log_q: Tensor) -> float:
+        return (target.exp() * (target - log_q)).sum(-1).mean().item()
+
+    source = distance(members[0](IMAGES).log_softmax(-1))
+    fast = quick(members, feature="stages.0.0", epochs=60.0, batch_size=16)
+    assert distance(fast(IMAGES).log_softmax(-1)) < 0.5 * source
+
+
+def test_the_seed_decides_everything() -> None:
+    members = [_tiny.member(seed) for seed in range(2)]
+    one, same, other = (quick(members, feature="stages.0.0", seed=seed)(IMAGES) for seed in (1, 1, 2))
+    assert one.equal(same)
+    assert not one.equal(other)
+
+
+def test_several_bridges_share_the_members_among_them() -> None:
+    members = [_tiny.member(seed) for seed in range(5)]
+    fast = quick(members, feature="stages.0.0", bridges=2)
+    assert (len(fast.bridges), fast.members) == (2, 5)
+    with pytest.raises(ValueError, match="3 bridges were asked for 3 members"):
+        quick(members[:3], feature="stages.0.0", bridges=3)
+
+
+def test_labelled_validation_images_choose_and_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
+    members = [_tiny.member(seed) for seed in range(2)]
+    fast = quick(members, val=(IMAGES, LABELS), feature="stages.0.0", quiet=False)
+    assert fast.temperature != 1
+    said = capsys.readouterr().err
+    assert "validation chose T = " in said
+    assert " before, " in said
+    plain = quick(members, val=(IMAGES, LABELS), feature="stages.0.0", calibrate=False)
+    assert plain.temperature == 1
+    ours, theirs = (eb.metrics.nll(each(IMAGES).log_softmax(-1), LABELS) for each in (fast, plain))
+    assert ours <= theirs
+
+
+# ------------------------------------------------------------------------------ where bridges read
+
+
+def test_the_earliest_block_that_fits_is_chosen_and_the_cost_is_what_it_says() -> None:
+    source, image = eb.nets.ResNet.resnet32x2(10), torch.rand(1, 3, 32, 32)
+    site = choose_site(source, image, None, budget=1.2)
+    assert site.feature == "stages.0.0"
+    members = [source, eb.nets.ResNet.resnet32x2(10)]
+    bridge = eb.methods.DiffusionBridge(eb.Ensemble(members), site.score, site.feature, loss="kl")
+    whole = count_macs(eb.FastEnsemble.of(bridge), image) / count_macs(source, image)
+    assert site.macs_ratio == pytest.approx(whole, rel=1e-9)
+    assert whole <= 1.2
+    tight = choose_site(source, image, None, budget=1.012)
+    names = [each.name for each in walk_features(source, image)]
+    assert names.index(tight.feature) > names.index("stages.0.0")
+    assert tight.macs_ratio <= 1.012
+
+
+def test_a_score_network_grows_with_what_it_may_cost() -> None:
+    feature = torch.rand(1, 32, 16, 16)
+    costs = []
+    for most in (2e6, 4e6, 8e6, 1e9):
+        score = fitting_score(feature, 10, most)
+        assert score is not None
+        costs.append(count_macs(score, feature, torch.zeros(1, 10), torch.ones(1)))
+        assert costs[-1] <= most
+    assert costs == sorted(costs)
+    assert len(set(costs)) > 2
+    assert fitting_score(feature, 10, 1e3) is None
+    assert fitting_score(torch.rand(1, 2, 3, 4, 5), 10, 1e9) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"budget": 1.0}, "budget is 1.0; it must be above 1"),
+        ({"feature": "layer9"}, "feature 'layer9' is not a module of the source; it has: stem, stages, head"),
+        (
+            {"feature": "stem", "budget": 1.0001},
+            "no bridge on 'stem', of shape (8, 8, 8), costs at most ×1.0001",
+        ),
+        ({"budget": 1.0001}, "features has room for a bridge within ×1.0001; raise budget"),
+    ],
+)
+def test_what_cannot_be_bridged_is_explained(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        quick([_tiny.member(0), _tiny.member(1)], **options)
+    assert words in str(refused.value)
+
+
+def test_one_member_is_no_ensemble() -> None:
+    with pytest.raises(ValueError, match="1 members were given to compress"):
+        quick([_tiny.member(0)])
+
+
+# ------------------------------------------------------------------------------ ways to hold images
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        IMAGES,
+        (IMAGES, LABELS),
+        eb.data.ImageSet(IMAGES, LABELS),
+        DataLoader(TensorDataset(IMAGES, LABELS), batch_size=5),
+        [IMAGES[:20], IMAGES[20:]],
+        [{"images": IMAGES[:20], "labels": LABELS[:20]}, {"images": IMAGES[20:], "labels": LABELS[20:]}],
+    ],
+    ids=["tensor", "pair", "set", "loader", "batches", "dictionaries"],
+)
+def test_images_come_in_any_way(data: Any) -> None:
+    found = collect(data)
+    assert found.images.equal(IMAGES)
+    assert found.labels is None or found.labels.equal(LABELS)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (7, "train is a int; give images"),
+        ([], "train holds 0 batches"),
+        ([IMAGES, (IMAGES, LABELS)], "1 of the 2 batches of train have labels"),
+        ([(IMAGES, LABELS, LABELS)], "batch 0 of train is no tensor of images"),
+        (["cat.png"], "batch 0 of train is no tensor of images"),
+    ],
+)
+def test_what_holds_no_images_is_refused(data: Any, words: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        collect(data, "train")
+    assert words in str(refused.value)

@@ -1,0 +1,275 @@
+"""Saved models whose source is not of ensbridge: given again, or built by a recipe that is allowed."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import _tiny
+import ensbridge as eb
+from _saving import assert_same, bridge, change, foreign, model, put
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.methods import Bridge
+from ensbridge.methods.bridge_network import FeatureBridge
+from ensbridge.saving import architecture
+
+# ------------------------------------------------------------------------------ sources that are not ours
+
+
+class Tied(nn.Module):
+    """A classifier that uses one weight twice, keeps a view of it, and a buffer outside its state."""
+
+    scale: Tensor
+    part: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.register_buffer("part", self.first.weight.detach()[:2])
+        self.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
+        self.map = nn.Conv2d(3, _tiny.CHANNELS, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.scale * self.first(self.map(images)[:, :3].mean((2, 3)))
+        return self.second(x) + self.part.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tied_weights_views_and_other_buffers_of_a_users_network(dtype: torch.dtype, tmp_path: Path) -> None:
+    fast = FastEnsemble(Tied(), [bridge()], "map").eval().to(dtype)
+    fast.save(tmp_path)
+    net = Tied()
+    weight = net.first.weight
+    loaded = eb.load(tmp_path, source=net)
+    assert loaded.source is net
+    assert net.first.weight is net.second.weight is weight  # an optimiser that holds it has the new values
+    assert_same(loaded, fast)
+
+
+def test_a_network_that_ties_what_was_not_tied_is_refused(tmp_path: Path) -> None:
+    apart = Tied()
+    apart.second.weight = nn.Parameter(torch.zeros(3, 3))
+    FastEnsemble(apart, [bridge()], "map").save(tmp_path)
+    with pytest.raises(ValueError, match=r"source\.\S+ did not keep its saved values"):
+        eb.load(tmp_path, source=Tied())
+
+
+def test_a_source_of_another_class_is_asked_for_and_filled(tmp_path: Path) -> None:
+    fast = foreign()
+    fast.save(tmp_path)
+    with pytest.raises(ValueError, match=r"saved with a torch.nn.modules.container.Sequential.*source=net"):
+        eb.load(tmp_path)
+    net = _tiny.batch_norm_member(seed=9).train()
+    loaded = eb.load(tmp_path, net)
+    assert loaded.source is net
+    assert_same(loaded, fast)
+    assert _tiny.same(net.state_dict(), fast.source.state_dict())
+
+
+def test_a_source_that_does_not_fit_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    foreign().save(tmp_path)
+    plain = _tiny.batch_norm_member(9)
+    more, fewer = copy.deepcopy(plain), copy.deepcopy(plain)
+    more.extra = nn.Linear(2, 2)
+    fewer[1] = nn.Identity()
+    wide = _tiny.batch_norm_member(9, classes=4)
+    counted = copy.deepcopy(plain)
+    counted[1].num_batches_tracked = torch.zeros((), dtype=torch.int32)
+    nowhere = copy.deepcopy(plain).to("meta")
+    for net, words in (
+        (more, r'has no "source.extra.weight", which the model has'),
+        (fewer, r'has "source.1.\w+", which the model has not'),
+        (wide, r'"source.5.weight" as float32 of shape \(3, 8\), the model as float32 of shape \(4, 8\)'),
+        (counted, r'"source.1.num_batches_tracked" as int64 of shape \(\), the model as int32'),
+        (nowhere, "on the meta device"),
+        ("net", "source is a str; give the network itself"),
+    ):
+        before = _tiny.state(net) if isinstance(net, nn.Module) and net is not nowhere else {}
+        with pytest.raises(ValueError, match=words):
+            eb.load(tmp_path, source=net)  # type: ignore[arg-type]
+        assert not before or _tiny.same(before, net.state_dict())  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"config.json: feature '0' is not a module of the source"):
+        eb.load(tmp_path, source=nn.Sequential(nn.Sequential()).append(nn.Linear(1, 1))[1:1])
+
+
+def test_a_source_of_another_name_is_pointed_out(tmp_path: Path) -> None:
+    class Other(nn.Sequential):
+        pass
+
+    foreign().save(tmp_path)
+    with pytest.warns(UserWarning, match="saved source was a Sequential, the given one is a Other"):
+        eb.load(tmp_path, source=Other(*_tiny.batch_norm_member()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        eb.load(tmp_path, source=_tiny.batch_norm_member())
+
+
+def test_a_network_of_ours_that_was_changed_is_no_longer_described(tmp_path: Path) -> None:
+    fast = model()
+    fast.source.stem[2] = nn.ReLU()  # type: ignore[index]
+    fast.save(tmp_path)
+    with pytest.raises(ValueError, match=r"saved with a ensbridge.nets.resnet.ResNet as its source"):
+        eb.load(tmp_path)
+    net = _tiny.member(3)
+    net.stem[2] = nn.ReLU()
+    assert_same(eb.load(tmp_path, net), fast)
+    score = _tiny.score()
+    score.head = nn.Sequential(score.head)  # type: ignore[assignment]
+    for changed in (Bridge(score), FeatureBridge(_tiny.pooled())):
+        with pytest.raises(ValueError, match=r"the network of bridge 2 is a .* a file cannot describe"):
+            model(bridge(), changed).save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+# ------------------------------------------------------------------------------ recipes of the user's own
+
+PACKAGE = """
+import subprocess
+from os import system
+from torch import load, nn
+from torch.nn import Linear
+import _tiny
+
+touched = []
+
+def make_net(seed: int, classes=3) -> nn.Module:
+    return _tiny.batch_norm_member(seed, classes)
+
+def unmarked(seed):
+    return _tiny.batch_norm_member(seed)
+
+def wipe(path="/"):
+    touched.append(path)
+
+def nothing(seed) -> nn.Module:
+    return seed
+
+def measuring(seed) -> nn.Module:
+    return nn.Linear(2, int(nn.Linear(1, 1).weight.abs() + 1))
+
+class Net(nn.Sequential):
+    def __init__(self, seed: int) -> None:
+        super().__init__(*_tiny.batch_norm_member(seed))
+    class Inner(nn.Linear):
+        pass
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package with networks in a module, and with what is none."""
+    name = f"theirs_{tmp_path.name}".replace("-", "_")
+    (tmp_path / "site" / name).mkdir(parents=True)
+    (tmp_path / "site" / name / "__init__.py").write_text("")
+    (tmp_path / "site" / name / "models.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return name
+
+
+@pytest.mark.parametrize("allow", ["{}", "{}.models", "{}.models:make_net"])
+def test_a_recipe_is_followed_where_its_package_is_allowed(allow: str, package: str, tmp_path: Path) -> None:
+    fast, place = foreign(4), tmp_path / "model"
+    fast.save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
+    assert f'allow=["{package}.models:make_net"]' in (place / "README.md").read_text()
+    assert_same(eb.load(place, allow=[allow.format(package)]), fast)
+    assert_same(eb.load(place, allow=allow.format(package)), fast)
+    assert_same(eb.load(place, source=_tiny.batch_norm_member()), fast)  # needs no leave: nothing is imported
+
+
+def test_a_class_is_a_recipe_too(package: str, tmp_path: Path) -> None:
+    net = _tiny.batch_norm_member(2)
+    place = tmp_path / "model"
+    kind = importlib.import_module(f"{package}.models").Net
+    fast = FastEnsemble(kind(2), [bridge()], "0").eval()
+    fast.save(place, build=f"{package}.models:Net", arguments={"seed": 2})
+    assert_same(eb.load(place, allow=[package]), fast)
+    assert _tiny.same(net.state_dict(), fast.source.state_dict())
+
+
+@pytest.mark.parametrize(
+    "allow", [(), ["theirs"], ["torch", "ensbridge", ""], ["heirs"], ["."], [":make_net"]]
+)
+def test_nothing_is_imported_without_leave(
+    allow: list[str], package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "model"
+    foreign().save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
+    monkeypatch.setattr(architecture, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+    with pytest.raises(
+        ValueError, match=r"config.json: source is built by .*make_net, which is not allowed;"
+    ):
+        eb.load(place, allow=allow)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("models:system", {"command": "true"}, "no network and no function"),
+        ("models:subprocess", {}, "no network and no function"),
+        ("models:touched", {}, "no network and no function"),
+        ("models:load", {"f": "x.pkl"}, "not known to make a network of an allowed package"),
+        ("models:Linear", {"in_features": 1, "out_features": 1}, "not known to make a network"),
+        ("models:wipe", {}, "not known to make a network"),
+        ("models:unmarked", {"seed": 1}, "not known to make a network"),
+        ("models:nothing", {"seed": 1}, "made a int where a network is expected"),
+        ("models:make_net", {"seeds": 1}, "unexpected keyword argument"),
+        ("models:make_net", {"seed": "one"}, "cannot be built"),
+        ("models:make_net", {"seed": 1, "classes": 10**13}, "shape"),
+        ("models:make_net", {"seed": 1, "classes": 7}, r"as float32 of shape \(3, 8\), the model as"),
+        ("models:absent", {}, "cannot be imported"),
+        ("absent:net", {}, "cannot be imported"),
+        ("models:Net.Inner", {}, "expected such as 'package.module:name'"),
+        ("models:Net:Inner", {}, "expected such as"),
+        ("models", {}, "expected such as"),
+        ("models:", {}, "expected such as"),
+        ("models/../models:make_net", {"seed": 1}, "expected such as"),
+        (".models:make_net", {"seed": 1}, "expected such as"),
+        ("models:make_net\n", {"seed": 1}, "expected one line of text"),
+        ("mödels:make_net", {"seed": 1}, "expected such as"),
+    ],
+)
+def test_an_allowed_package_does_not_open_everything_in_it(
+    name: str, arguments: dict[str, Any], words: str, package: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "model"
+    foreign().save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
+    change(place, lambda config: config["source"].update(build=f"{package}.{name}", arguments=arguments))
+    with pytest.raises(ValueError, match=words) as caught:
+        eb.load(place, allow=[package])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_allowed_is_the_source_alone(package: str, tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    foreign().save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
+    recipe = {"name": "Net", "build": f"{package}.models:make_net", "arguments": {"seed": 1}}
+    change(place, put("bridges.0.network", recipe))
+    with pytest.raises(ValueError, match=r"bridges\[0\].network is built by .*, which is not allowed"):
+        eb.load(place, allow=[package, recipe["build"]])
+
+
+def test_a_recipe_is_tried_before_anything_is_written(package: str, tmp_path: Path) -> None:
+    fast, place = foreign(), tmp_path / "model"
+    recipe = f"{package}.models:make_net"
+    for build, arguments, words in (
+        (recipe, {"seed": 1, "classes": 4}, "does not make the source"),
+        (recipe, {"seed": torch.ones(1)}, "cannot be written as JSON"),
+        (recipe, {"seed": float("nan")}, "cannot be written as JSON"),
+        (f"{package}.models:measuring", {"seed": 1}, "cannot be built"),
+        (f"{package}.models", {}, "expected such as"),
+        ("__main__:make_net", {}, "no other program can import"),
+        (None, {"seed": 1}, "arguments were given without build"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fast.save(place, build=build, arguments=arguments)
+    assert not place.exists()
+    fast.save(place, build=f"{package}.models:unmarked", arguments={"seed": 1})
+    assert_same(eb.load(place, allow=[f"{package}.models:unmarked"]), fast)
