@@ -153,9 +153,9 @@ def test_a_score_network_grows_with_what_it_may_cost() -> None:
         ({"feature": "layer9"}, "feature 'layer9' is not a module of the source; it has: stem, stages, head"),
         (
             {"feature": "stem", "budget": 1.0001},
-            "no bridge on 'stem', of shape (8, 8, 8), costs at most ×1.0001",
+            "no bridge fits ×1.0001 the source's cost: the cheapest makes ×",
         ),
-        ({"budget": 1.0001}, "features has room for a bridge within ×1.0001; raise budget"),
+        ({"budget": 1.0001}, "no bridge fits ×1.0001 the source's cost: the cheapest makes ×"),
     ],
 )
 def test_what_cannot_be_bridged_is_explained(options: dict[str, Any], words: str) -> None:

@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("recipes", "report", "export", "serve", "compression", "zoo"),
-    ("evaluation", "fast_ensemble", "saving", "train"),
+    ("evaluation", "fast_ensemble", "fidelity", "saving", "train"),
     ("methods",),
     ("ensemble", "sampler", "nets", "data"),
     ("schedule", "metrics", "cost", "scores", "files", "progress"),

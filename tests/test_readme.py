@@ -31,3 +31,15 @@ def test_the_readme_names_the_two_commands_and_no_placeholder_is_left() -> None:
 def test_every_file_that_the_readme_links_exists() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README.read_text()):
         assert (README.parent / target).exists(), target
+
+
+def test_the_guide_to_your_own_models_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (README.parent / "docs" / "your-own-models.md").read_text()
+    names: dict[str, object] = {}
+    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(code, "your-own-models.md", "exec"), names)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1].startswith(("worth it", "not worth it"))

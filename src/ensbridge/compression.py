@@ -5,28 +5,30 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ensbridge.data.augment import Augment
-from ensbridge.data.loader import ImageSet, collect
+from ensbridge.data.loader import Data, ImageSet, collect
 from ensbridge.ensemble import Ensemble, member_groups
 from ensbridge.evaluation import predict
 from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.files import read_json
 from ensbridge.methods.diffusion_bridge import BridgeConfig, DiffusionBridge
 from ensbridge.methods.method import Together
 from ensbridge.metrics import fit_temperature, nll
+from ensbridge.nets.preprocessed import Preprocess, Preprocessed
 from ensbridge.nets.site import Site, choose_site
+from ensbridge.nets.tap import find_module
 from ensbridge.progress import progress_bars
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.fit import Progress, fit
 
-Data = ImageSet | Tensor | tuple[Tensor, Tensor] | Iterable
 Say = Callable[[str], None]
 
 MINUTES = 2.0  # how long a small set is trained for unless the user says
@@ -40,6 +42,7 @@ def compress(
     val: Data | None = None,
     *,
     feature: str | None = None,
+    preprocess: Sequence[Preprocess | None] | None = None,
     budget: float = 1.2,
     bridges: int = 1,
     max_minutes: float | None = None,
@@ -57,8 +60,10 @@ def compress(
 
     `train` is images without need of labels; `val` with labels chooses how far the source is trusted and
     calibrates. `feature` names the source's module that bridges read; unless given, the earliest is taken
-    whose bridges keep the whole within `budget` times the source's MACs. `max_minutes`, or `epochs`, says
+    whose bridges keep the whole within `budget` times the source's MACs. `preprocess` has a function for
+    each member that sees images in a way of its own, None for the others. `max_minutes`, or `epochs`, says
     how long to train. `augment` is what may be done to an image without changing its class, mixup aside.
+    With `run_dir` the training goes on when the call is repeated.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
     >>> images = torch.rand(64, 1, 4, 4)
@@ -69,6 +74,7 @@ def compress(
     say: Say = (lambda _: None) if quiet else (lambda text: print(f"ensbridge: {text}", file=sys.stderr))
     if len(members) < 2:
         raise ValueError(f"{len(members)} members were given to compress; an ensemble needs at least 2")
+    members, feature = _with_preprocessing(members, feature, preprocess)
     place = torch.device(device) if device else _device_of(members[0])
     ensemble = Ensemble([member.to(place) for member in members]).eval()
     groups = member_groups(len(members), bridges)
@@ -88,8 +94,10 @@ def compress(
     mixed = replace(augment or Augment(), mixup=0.4)
     config = FitConfig(epochs or 1, min(batch_size, len(train_set)), lr, augment=mixed, seed=seed)
     if epochs is None:
-        config = replace(config, epochs=_epochs(methods, train_set, config, max_minutes or MINUTES))
-        say(f"training for {config.epochs:.4g} epochs, about {max_minutes or MINUTES:g} minutes")
+        minutes = max_minutes or MINUTES
+        known = _epochs_begun(run_dir)
+        config = replace(config, epochs=known or _epochs(methods, train_set, config, minutes))
+        say(f"training for {config.epochs:g} epochs, about {minutes:g} minutes")
     with progress_bars(quiet) as bars:
         progress = _counted(bars.stage, config.total_steps(len(train_set)))
         fit(Together(methods), train_set, config, run_dir, progress)
@@ -98,6 +106,35 @@ def compress(
         for base in options
     ]
     return _selected(found, options, val_set, calibrate, say).eval()
+
+
+def _with_preprocessing(
+    members: Sequence[nn.Module], feature: str | None, preprocess: Sequence[Preprocess | None] | None
+) -> tuple[list[nn.Module], str | None]:
+    """The members behind their own preprocessing, and the feature's name in there."""
+    if preprocess is None:
+        return list(members), feature
+    if len(preprocess) != len(members):
+        raise ValueError(
+            f"preprocess has {len(preprocess)} entries for {len(members)} members; give one each, or None"
+        )
+    pairs = list(zip(members, preprocess, strict=True))
+    wrapped = [member if own is None else Preprocessed(member, own) for member, own in pairs]
+    if feature is not None and preprocess[0] is not None:
+        find_module(members[0], feature)
+        feature = f"net.{feature}"
+    return wrapped, feature
+
+
+def _epochs_begun(run_dir: Path | str | None) -> float | None:
+    """The length of a run that was begun in a folder, so that it can go on; None where there is none."""
+    config = None if run_dir is None else Path(run_dir) / "config.json"
+    if config is None or not config.exists():
+        return None
+    try:
+        return float(read_json(config)["fit"]["epochs"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{config} is not of a run of compress; choose another folder") from error
 
 
 def _device_of(net: nn.Module) -> torch.device:
@@ -131,7 +168,7 @@ def _epochs(
     fit(together, data, replace(config, epochs=TIMED * config.batch_size / len(data)))
     step = (time.perf_counter() - begun) / TIMED
     together.student.load_state_dict(before)
-    return min(MOST_EPOCHS, max(1.0, 60 * minutes / step * config.batch_size / len(data)))
+    return round(min(MOST_EPOCHS, max(1.0, 60 * minutes / step * config.batch_size / len(data))), 1)
 
 
 def _counted(stage: Callable[[str, int], Callable[[int], None]], total: int) -> Progress:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ensbridge.data.loader import Data
 from ensbridge.ensemble import at_least_float32, ensemble_logit
 from ensbridge.methods.bridge_network import BridgeNetwork, FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, DiffusionBridge
 from ensbridge.nets.tap import find_module, run_tapped
 from ensbridge.scores import Scores
+
+if TYPE_CHECKING:
+    from ensbridge.fidelity import Fidelity
 
 
 class FastEnsemble(nn.Module):
@@ -74,6 +78,15 @@ class FastEnsemble(nn.Module):
     def each_bridge(self) -> list[Bridge | FeatureBridge]:
         """The bridges, with their type."""
         return [bridge for bridge in self.bridges if isinstance(bridge, Bridge | FeatureBridge)]
+
+    def fidelity(self, test: Data, *, members: Sequence[nn.Module]) -> Fidelity:
+        """How near this comes to the real ensemble of `members` on test images, what it costs, and a verdict.
+
+        Labels are not needed; with them the verdict is by NLL. Printed, it is a few lines of text.
+        """
+        from ensbridge.fidelity import measure_fidelity
+
+        return measure_fidelity(self, test, members)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K)."""

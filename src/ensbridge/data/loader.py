@@ -94,7 +94,10 @@ def as_image_set(data: ImageSet | Tensor | tuple[Tensor, Tensor]) -> ImageSet:
     raise ValueError(f"data is a {type(data).__name__}; give images, a pair (images, labels), or an ImageSet")
 
 
-def collect(data: ImageSet | Tensor | tuple[Tensor, Tensor] | Iterable, name: str = "data") -> ImageSet:
+Data = ImageSet | Tensor | tuple[Tensor, Tensor] | Iterable  # whatever holds images
+
+
+def collect(data: Data, name: str = "data") -> ImageSet:
     """An ImageSet of anything that holds images: what `as_image_set` takes, or batches, as of a DataLoader.
 
     Batches are images, or pairs or dictionaries of images and labels; all must be the one or the other.

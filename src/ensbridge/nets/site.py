@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ensbridge.cost import count_macs
-from ensbridge.nets.sizing import fitting_score
-from ensbridge.nets.tap import find_module, run_tapped
+from ensbridge.nets.sizing import fitting_score, priced_scores
+from ensbridge.nets.tap import run_tapped
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 EARLIEST, LATEST = 0.05, 0.8  # a stem tells little, and behind the last layers there is nothing to save
@@ -91,24 +91,26 @@ def choose_site(
     whole = count_macs(source, image)
     allowed = (budget - 1) * whole / bridges
     if feature is not None:
-        find_module(source, feature)
-        tapped = run_tapped(source, image, feature)[1].detach()
-        score = fitting_score(tapped, classes, allowed)
-        if score is None:
-            raise ValueError(
-                f"no bridge on {feature!r}, of shape {tuple(tapped.shape[1:])}, costs at most ×{budget:g}; "
-                "raise budget, or name a later feature"
-            )
-        return _site(feature, score, tapped, whole, bridges, f"bridges read {feature!r}, as asked")
-    found = _stages(source, walk_features(source, image))
+        found = [Feature(feature, run_tapped(source, image, feature)[1].detach(), 1.0)]
+        why = "as asked"
+    else:
+        found = _stages(source, walk_features(source, image))
+        why = f"the earliest that fits ×{budget:g}"
     for each in found:
         score = fitting_score(each.output, classes, allowed)
         if score is not None:
-            words = f"bridges read {each.name!r}, the earliest that fits ×{budget:g}"
+            words = f"bridges read {each.name!r}, {why}"
             return _site(each.name, score, each.output, whole, bridges, words)
+    prices = [macs for each in found for macs, _ in priced_scores(each.output, classes)]
+    if not prices:
+        raise ValueError(
+            "the source has no feature there that a bridge can read; name a module that returns a map, "
+            "tokens or a vector"
+        )
+    cheapest = 1 + bridges * min(prices) / whole
     raise ValueError(
-        f"none of the source's {len(found)} features has room for a bridge within ×{budget:g}; raise budget, "
-        "such as to 1.5, or name a feature"
+        f"no bridge fits ×{budget:g} the source's cost: the cheapest makes ×{cheapest:.2f}; raise budget to "
+        "that, or name another feature"
     )
 
 

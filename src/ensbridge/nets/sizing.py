@@ -72,10 +72,14 @@ def fitting_score(feature: Tensor, classes: int, most_macs: float) -> nn.Module 
     >>> type(score).__name__, score.score.channels
     ('MapScore', 16)
     """
-    state, now = feature.new_zeros(len(feature), classes), feature.new_ones(len(feature))
-    costs = [(count_macs(score, feature, state, now), score) for score in _candidates(feature, classes)]
-    fitting = [(macs, score) for macs, score in costs if macs <= most_macs]
+    fitting = [(macs, score) for macs, score in priced_scores(feature, classes) if macs <= most_macs]
     return max(fitting, key=lambda each: each[0])[1] if fitting else None
+
+
+def priced_scores(feature: Tensor, classes: int) -> list[tuple[int, nn.Module]]:
+    """Every score network that a feature (1, …) may have, with its MACs; none for an odd shape."""
+    state, now = feature.new_zeros(len(feature), classes), feature.new_ones(len(feature))
+    return [(count_macs(score, feature, state, now), score) for score in _candidates(feature, classes)]
 
 
 def _candidates(feature: Tensor, classes: int) -> Iterator[nn.Module]:
