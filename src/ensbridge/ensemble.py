@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ensbridge.nets.stored import Build, StoredNetwork, load_weights
 from ensbridge.nets.tap import read_logits, run_tapped
 
 
@@ -83,6 +85,24 @@ class Ensemble(nn.Module):
         if len(members) == 0:
             raise ValueError("an ensemble was given 0 members; it needs at least 1")
         self.members = nn.ModuleList(members)
+
+    @classmethod
+    def from_files(cls, paths: Sequence[Path | str], build: Build | Sequence[Build]) -> Ensemble:
+        """The ensemble of networks in files of weights, of which only the source stays in memory.
+
+        The others are read anew at each call, one after the other. `build` makes an untrained network, the
+        same for all files or one for each. Files are safetensors, or state dictionaries that torch saved.
+        """
+        if len(paths) == 0:
+            raise ValueError("an ensemble was given 0 files; it needs at least 1")
+        builds = [build] * len(paths) if callable(build) else list(build)
+        if len(builds) != len(paths):
+            raise ValueError(
+                f"there are {len(builds)} functions for {len(paths)} files; give one, or one each"
+            )
+        source = load_weights(builds[0](), Path(paths[0]))
+        others = [StoredNetwork(path, own) for path, own in zip(paths[1:], builds[1:], strict=True)]
+        return cls([source, *others])
 
     def __len__(self) -> int:
         return len(self.members)
