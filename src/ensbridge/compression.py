@@ -31,7 +31,7 @@ from ensbridge.train.fit import Progress, fit
 
 Say = Callable[[str], None]
 
-MINUTES = 2.0  # how long a small set is trained for unless the user says
+MINUTES = 1.5  # how long it trains unless the user says; with the rest, about two
 TEMPERATURES = (2.0, 4.0)  # how far the source may be trusted; labelled validation images choose
 EMA, TIMED, MOST_EPOCHS = 0.995, 4, 200.0
 
@@ -97,7 +97,7 @@ def compress(
         minutes = max_minutes or MINUTES
         known = _epochs_begun(run_dir)
         config = replace(config, epochs=known or _epochs(methods, train_set, config, minutes))
-        say(f"training for {config.epochs:g} epochs, about {minutes:g} minutes")
+        say(f"training for {config.epochs:g} epochs, at most about {minutes:g} minutes")
     with progress_bars(quiet) as bars:
         progress = _counted(bars.stage, config.total_steps(len(train_set)))
         fit(Together(methods), train_set, config, run_dir, progress)
