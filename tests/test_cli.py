@@ -56,6 +56,7 @@ COMMANDS = {
     "train": ["--stage", "--preset", "--out", "--seed", "--dry-run", "--quiet"],
     "evaluate": ["--quiet"],
     "report": ["--out"],
+    "export": ["--to", "--out", "--image-shape"],
 }
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ensbridge.ensemble import ensemble_logit as ensemble_logit
     from ensbridge.ensemble import member_groups as member_groups
     from ensbridge.evaluation import evaluate as evaluate
+    from ensbridge.exporting import export as export
     from ensbridge.fast_ensemble import FastEnsemble as FastEnsemble
     from ensbridge.saving import load as load
     from ensbridge.schedule import BridgeSample as BridgeSample
@@ -39,6 +40,7 @@ _HOMES = {
     "ensemble_logit": "ensemble",
     "member_groups": "ensemble",
     "evaluate": "evaluation",
+    "export": "exporting",
     "FastEnsemble": "fast_ensemble",
     "load": "saving",
     "BridgeSample": "schedule",

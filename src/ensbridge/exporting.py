@@ -1,0 +1,348 @@
+"""A fast ensemble as one file for other runtimes: ONNX, or torch.export's pt2.
+
+The file is run again and compared with the model before it gets its name: none that differs ever has one.
+Only what was written a moment ago is ever loaded here.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.files import open_folder
+from ensbridge.methods.diffusion_bridge import Bridge
+from ensbridge.saving import load
+from ensbridge.saving.description import read_description
+
+Target = Literal["onnx", "pt2"]
+Run = Callable[[Tensor], Tensor]
+
+BATCHES = (1, 3, 17)
+# Of a logit's scale, by the type of the images. Runtimes fuse layers and sum in another order: measured in
+# float32 are 2e-7 for tiny networks and 1e-6 for ResNet-32×2; deeper ones are left a hundred times that. In
+# half precision a dozen or two roundings fill it: there the check is a coarse one.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+# torch's ONNX exporter rounds Python's numbers, such as temperatures, to float32 in float64 graphs too, which
+# was measured as 2e-8.
+ONNX_TOLERANCE = 1e-6
+LARGEST = 2**26  # numbers in one image
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, and how it compared with the model."""
+
+    path: Path
+    size: int  # bytes
+    opset: int | None  # of ONNX
+    batches: int  # how many were compared
+    difference: float  # the largest, as a share of the logits' scale
+    tolerance: float
+
+    def __str__(self) -> str:
+        opset = "" if self.opset is None else f", opset {self.opset}"
+        return (
+            f"{self.path}: {self.size / 1e6:.3g} MB{opset}\n"
+            f"run again beside the model on {self.batches} batches ({', '.join(map(str, BATCHES))} images: "
+            f"random, zeros, ones, times 1000, negative; the example): logits differ by at most "
+            f"{self.difference:.1e} of their scale, allowed are {self.tolerance:.0e}"
+        )
+
+
+def export(fast: FastEnsemble, path: Path | str, to: Target, example: Tensor) -> Exported:
+    """Write a model as one file, `to` "onnx" or "pt2", that takes batches of any size and gives logits.
+
+    Source, bridges and calibration are all inside. `example` is a batch of images: its shape and type are
+    taken over, and it is among the inputs that the file is checked with, but it is not kept in the file.
+
+    >>> from torch import nn
+    >>> from ensbridge.nets import TokenScore
+    >>> source = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> fast = FastEnsemble(source, [Bridge(TokenScore(3, 8, 8)).one_step()], feature="1", temperature=1.3)
+    >>> with TemporaryDirectory() as folder:
+    ...     done = export(fast, f"{folder}/model.pt2", to="pt2", example=torch.rand(4, 1, 4, 4))
+    ...     done.path.name, done.difference <= done.tolerance
+    ('model.pt2', True)
+    """
+    path = Path(path)
+    _check_request(fast, path, to)
+    model = copy.deepcopy(fast).cpu().eval().requires_grad_(False)
+    example = example.detach().cpu()
+    eager = _eager(model, example)
+    open_folder(path.parent)
+    with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, _silence():
+        written = Path(folder) / f"model.{to}"
+        program = trace(model, example)
+        opset = _write(program, written, to)
+        run = _open(written, to)
+        tolerance = max(TOLERANCE[example.dtype], ONNX_TOLERANCE if to == "onnx" else 0.0)
+        cases = list(inputs(example))
+        difference = max(_compare(eager, run, images, tolerance, path.name) for images in cases)
+        size = written.stat().st_size
+        with open(written, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(written, path)
+    return Exported(path, size, opset, len(cases), difference, tolerance)
+
+
+def export_folder(
+    folder: Path | str, to: Target, out: Path | str | None = None, image_shape: Sequence[int] | None = None
+) -> Exported:
+    """Export a saved model, into its own folder unless `out` names a file."""
+    place = Path(folder)
+    fast = load(place)
+    shape = tuple(image_shape) if image_shape is not None else known_image_shape(place)
+    if shape is None:
+        raise ValueError(f"{place} does not say what images it takes; give --image-shape, such as 3,32,32")
+    if not shape or min(shape) < 1 or math.prod(shape) > LARGEST:
+        raise ValueError(f"the image shape is {shape}; give that of one image, such as 3,32,32")
+    dtype = next((each.dtype for each in fast.source.parameters() if each.is_floating_point()), torch.float32)
+    return export(
+        fast, place / f"model.{to}" if out is None else out, to, torch.zeros(1, *shape, dtype=dtype)
+    )
+
+
+def known_image_shape(folder: Path) -> tuple[int, ...] | None:
+    """The shape of one image from a saved model's card, if the card has one and belongs to the weights."""
+    card = folder / "README.md"
+    text = card.read_text(errors="replace") if card.is_file() else ""
+    found = re.search(r"one image of (\d{1,6}(?:×\d{1,6}){0,5}) \|", text)
+    if not found or read_description(folder / "config.json").sha256 not in text:
+        return None
+    return tuple(map(int, found[1].split("×")))
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """A shape as it is typed.
+
+    >>> parse_shape("3,32,32")
+    (3, 32, 32)
+    """
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text, re.ASCII):
+        raise ValueError(f"the image shape is {text!r}; give whole numbers with commas, such as 3,32,32")
+    return tuple(map(int, text.split(",")))
+
+
+def trace(model: FastEnsemble, example: Tensor) -> ExportedProgram:
+    """The model as a graph whose batch size is free; the source is in it once, its feature tapped inside."""
+    # Random numbers in place of the example: the program keeps its inputs, and those may be private.
+    # Two images: what is traced for one may hold for one only.
+    images = torch.rand(2, *example.shape[1:], generator=torch.Generator().manual_seed(0)).to(example.dtype)
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # whose fused layers no other runtime has
+    try:
+        program = torch.export.export(
+            model, (images,), dynamic_shapes=({0: Dim("batch", min=1)},), strict=False
+        )
+    except Exception as error:  # of many kinds, none of them public
+        raise ValueError(
+            f"torch.export cannot trace this model for any batch size ({_one_line(error)}); rewrite the part "
+            "of the source that depends on values or on a fixed batch size"
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it has the paths of this machine
+    return program
+
+
+def inputs(example: Tensor) -> Iterator[Tensor]:
+    """What an export is checked with: the example, then random and extreme batches of each size."""
+    yield example[: max(BATCHES)]
+    generator = torch.Generator().manual_seed(1)
+    for count in BATCHES:
+        images = torch.rand(count, *example.shape[1:], generator=generator)
+        noise = torch.randn(count, *example.shape[1:], generator=generator)
+        for each in (images, noise, 0 * images, torch.ones_like(images), 1e3 * images, -images, -1e3 * noise):
+            yield each.to(example.dtype)
+
+
+def difference(expected: Tensor, found: Tensor) -> float:
+    """The largest difference of logits (B, K) as a share of their scale, at least 1, in each row.
+
+    >>> difference(torch.tensor([[100.0, -100.0]]), torch.tensor([[101.0, -100.0]]))
+    0.01
+    >>> difference(torch.tensor([[torch.nan, 0.0]]), torch.tensor([[0.0, 0.0]]))
+    inf
+    """
+    if expected.shape != found.shape:
+        return math.inf
+    finite = expected.isfinite()
+    if not torch.equal(expected[~finite].nan_to_num(2.0), found[~finite].nan_to_num(2.0)):
+        return math.inf
+    gaps = (expected.double() - found.double()).abs().where(finite, 0.0).nan_to_num(math.inf, posinf=math.inf)
+    scale = expected.double().abs().where(finite, 0.0).amax(-1, keepdim=True).clamp(min=1.0)
+    return float((gaps / scale).max())
+
+
+def _check_request(fast: FastEnsemble, path: Path, to: Target) -> None:
+    if to not in get_args(Target):
+        raise ValueError(f"to is {to!r}; it must be 'onnx' or 'pt2'")
+    if path.suffix != f".{to}" or path.is_dir():
+        raise ValueError(f"{path} is no name for this export; give a file such as model.{to}")
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if to == "onnx" and missing:
+        raise ValueError(f"{' and '.join(missing)} is not installed; pip install 'ensbridge[export]'")
+    for bridge in fast.each_bridge():
+        if not isinstance(bridge, Bridge):
+            continue
+        if bridge.schedule.variance == "released":
+            raise ValueError(
+                "this bridge adds noise in every step (variance 'released'), and an exported graph must not "
+                "be random; build it with BridgeConfig(variance='exact')"
+            )
+        if bridge.config.test_temperature == "drawn":
+            raise ValueError(
+                "this bridge draws a temperature for each image (test_temperature 'drawn'), and an exported "
+                "graph must not be random; build it with BridgeConfig(test_temperature='mean')"
+            )
+
+
+def _eager(model: FastEnsemble, example: Tensor) -> Run:
+    """The model itself, once it is seen to work on the example."""
+
+    @torch.no_grad()
+    def run(images: Tensor) -> Tensor:
+        return model(images)
+
+    if example.ndim < 2 or len(example) == 0 or example.dtype not in TOLERANCE:
+        raise ValueError(
+            f"example is {example.dtype} of shape {tuple(example.shape)}; give a batch of images as floats"
+        )
+    try:
+        logits = torch.cat([run(each) for each in islice(inputs(example), 2)])
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"the model cannot take images of shape {tuple(example.shape[1:])} ({_one_line(error)}); give "
+            "theirs, such as --image-shape 3,32,32"
+        ) from error
+    if not logits.isfinite().all():
+        raise ValueError(
+            "the model's logits are not finite, so that no export could be checked; train it again"
+        )
+    return run
+
+
+def _write(program: ExportedProgram, path: Path, to: Target) -> int | None:
+    """Write the file and return ONNX's opset."""
+    try:
+        return _write_onnx(program, path) if to == "onnx" else _write_pt2(program, path)
+    except Exception as error:  # whatever an operation without a counterpart in the format brings
+        raise ValueError(
+            f"this model cannot be written as {to} ({_one_line(error)}); try the other --to"
+        ) from error
+
+
+def _open(path: Path, to: Target) -> Run:
+    """The file in its runtime."""
+    try:
+        return _open_onnx(path) if to == "onnx" else _open_pt2(path)
+    except Exception as error:
+        raise ValueError(
+            f"{path.name} cannot be opened again ({_one_line(error)}) and was not kept; try the other --to"
+        ) from error
+
+
+def _write_onnx(program: ExportedProgram, path: Path) -> int | None:
+    made = torch.onnx.export(
+        program, dynamo=True, input_names=["images"], output_names=["logits"], verbose=False
+    )
+    assert made is not None
+    _tidy(made)
+    made.save(path, external_data=False)
+    return made.model.opset_imports.get("")
+
+
+def _tidy(made: torch.onnx.ONNXProgram) -> None:
+    """Call the free size "batch" wherever it stands, and leave out how each node came to be."""
+    graph = made.model.graph
+    (free,) = {str(images.shape[0]) for images in graph.inputs if images.shape is not None}
+    for node in graph:
+        node.metadata_props.clear()
+    for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
+        if value.shape is not None:
+            value.shape = type(value.shape)(["batch" if str(d) == free else d for d in value.shape])
+
+
+def _write_pt2(program: ExportedProgram, path: Path) -> None:
+    torch.export.save(program, path)
+
+
+def _open_onnx(path: Path) -> Run:
+    import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Tensor:
+        (logits,) = session.run(["logits"], {"images": images.numpy()})
+        return torch.from_numpy(logits)
+
+    return run
+
+
+def _open_pt2(path: Path) -> Run:
+    net = torch.export.load(path).module()
+
+    @torch.no_grad()
+    def run(images: Tensor) -> Tensor:
+        return net(images)
+
+    return run
+
+
+def _compare(eager: Run, run: Run, images: Tensor, tolerance: float, name: str) -> float:
+    """How far the export is from the model on one batch; too far, or a failing run, is an error."""
+    expected = eager(images)
+    try:
+        found = run(images)
+    except Exception as error:  # runtimes have errors of their own
+        raise ValueError(
+            f"{name} fails on {len(images)} images ({_one_line(error)}) and was not kept; try the other --to"
+        ) from error
+    gap = difference(expected, found)
+    if not gap <= tolerance:
+        raise FloatingPointError(
+            f"{name} differs from the model by {gap:.1e} of the logits' scale on {len(images)} images, more "
+            f"than {tolerance:.0e}, and was not kept; try the other --to"
+        )
+    return gap
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the exporters' remarks, which are for their developers, from the user's terminal."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return (text[:200] + "…" if len(text) > 200 else text) or type(error).__name__

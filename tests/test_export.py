@@ -1,0 +1,419 @@
+"""Exports give the model's own logits for any batch, or there is no file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import _tiny
+import ensbridge as eb
+import ensbridge.exporting as room
+from _saving import contents
+from ensbridge import cli
+from ensbridge.exporting import Target, difference, export, inputs, trace
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.methods import Bridge, BridgeConfig
+from ensbridge.methods.bridge_network import FeatureBridge
+from ensbridge.nets import MapScore, ResNet, ScoreNet, TokenScore
+
+ONE_STEP, TWO_STEPS = (0.0, 1.0), (0.0, 0.4, 1.0)
+IMAGES = _tiny.images(4)
+
+
+class Tokens(nn.Module):
+    """A frozen transformer in evaluation mode, which eager torch runs through fused layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 16, 4, 4)
+        self.block = nn.TransformerEncoderLayer(16, 2, 16, 0.0, batch_first=True)
+        self.head = nn.Linear(16, 3)
+        self.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Any:
+        tokens = self.block(self.patch(images).flatten(2).transpose(1, 2))
+        return SimpleNamespace(logits=self.head(tokens.mean(1)))
+
+
+class Strange(nn.Module):
+    """A classifier of the mean colour with a part of the test's choosing."""
+
+    def __init__(self, part: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.head, self.part = nn.Linear(3, 3), part
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.part(self.head(images.mean((2, 3))))
+
+
+def vectors(part: Callable[[Tensor], Tensor] = torch.sin) -> FastEnsemble:
+    """The cheapest model to trace."""
+    with _tiny.seeded(3):
+        return FastEnsemble(Strange(part), [Bridge(TokenScore(3, 3, 8, 1), times=ONE_STEP)], "head").eval()
+
+
+def small(*configs: BridgeConfig) -> FastEnsemble:
+    """Our own networks at their smallest, with a bridge of one step for each configuration."""
+    with _tiny.seeded(7):
+        scores = [ScoreNet(3, 8, [(1, 8, 1, 1)], last=8, z_input=each.z_input) for each in configs]
+        bridges = [Bridge(score, each, ONE_STEP) for score, each in zip(scores, configs, strict=True)]
+        source = ResNet((1,), (8,), 3, stem=8)
+        return FastEnsemble(source, bridges, "stages.0.0", temperature=1.7).eval()
+
+
+def perceptron() -> FastEnsemble:
+    with _tiny.seeded(1):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
+        bridges = [Bridge(TokenScore(3, 8, 8, 1), times=times) for times in (ONE_STEP, TWO_STEPS)]
+        return FastEnsemble(net, bridges, "1", temperature=0.6)
+
+
+def transformer() -> FastEnsemble:
+    with _tiny.seeded(2):
+        return FastEnsemble(Tokens(), [Bridge(TokenScore(3, 16, 8, 1), times=ONE_STEP)], "block")
+
+
+def maps() -> FastEnsemble:
+    with _tiny.seeded(4):
+        score = MapScore(3, _tiny.CHANNELS, 8, size=8, deep=False)
+    return FastEnsemble(_tiny.batch_norm_member(4), [Bridge(score, times=ONE_STEP)], "1", temperature=2.5)
+
+
+def averaged() -> FastEnsemble:
+    source = _tiny.member(5)
+    return FastEnsemble(source, [FeatureBridge(_tiny.tail(source))], _tiny.FEATURE, average_source=True)
+
+
+def compressed() -> FastEnsemble:
+    with _tiny.seeded(6):
+        nets = [nn.Sequential(nn.Flatten(), nn.Linear(192, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in "ab"]
+    images = _tiny.images(32)
+    return eb.compress(
+        nets, images, (images, torch.arange(32) % 3), feature="2", budget=20, epochs=1, quiet=True
+    )
+
+
+# ------------------------------------------------------------------------------ the same logits
+
+
+@pytest.mark.parametrize(
+    ("to", "build"),
+    [
+        ("pt2", averaged),
+        ("pt2", compressed),
+        ("pt2", maps),
+        ("onnx", perceptron),
+        ("onnx", transformer),
+    ],
+    ids=["BN", "compress", "maps", "MLP-onnx", "ViT-onnx"],
+)
+def test_an_export_gives_the_models_logits(
+    to: Target, build: Callable[[], FastEnsemble], tmp_path: Path
+) -> None:
+    fast = build().eval()
+    done = export(fast, tmp_path / f"model.{to}", to, IMAGES)
+    assert list(tmp_path.iterdir()) == [done.path]
+    assert done.path.stat().st_size == done.size
+    assert done.difference <= 2e-6  # far inside of what is allowed
+    for place in (__file__, room.__file__, torch.__file__, str(tmp_path)):  # paths of this machine
+        assert str(Path(place).parent).encode() not in done.path.read_bytes()
+    again = runner(done.path)
+    for count in (1, 2, 5, 17, 64):
+        images = 3 * _tiny.images(count, seed=9) - 1
+        with torch.no_grad():
+            torch.testing.assert_close(again(images), fast(images), rtol=1e-5, atol=1e-5)
+
+
+def runner(path: Path) -> Callable[[Tensor], Tensor]:
+    """The exported file in its runtime, without our code."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def test_the_source_is_in_the_graph_once_and_the_model_stays_as_it_was(tmp_path: Path) -> None:
+    fast = small(BridgeConfig(), BridgeConfig()).train()
+    before = _tiny.state(fast)
+    program = trace(fast.eval(), IMAGES)
+    weights = [node for node in program.graph.nodes if node.name.startswith("p_source_")]
+    assert len(weights) == len(list(fast.source.parameters()))
+    assert {len(node.users) for node in weights} == {1}
+    vector = vectors().train()
+    export(vector, tmp_path / "model.pt2", "pt2", IMAGES)
+    assert vector.training
+    assert all(not module._forward_hooks for module in (*fast.modules(), *vector.modules()))
+    assert _tiny.same(before, _tiny.state(fast))
+
+
+def test_the_example_is_not_kept_in_the_file(tmp_path: Path) -> None:
+    secret = torch.full((4, 3, 8, 8), 0.123456789)
+    content = export(vectors(), tmp_path / "model.pt2", "pt2", secret).path.read_bytes()
+    assert secret.numpy().tobytes()[:32] not in content
+
+
+@pytest.mark.parametrize(("to", "tolerance"), [("pt2", 1e-9), ("onnx", 1e-6)])
+def test_float64_is_kept_and_compared_more_closely(to: Target, tolerance: float, tmp_path: Path) -> None:
+    done = export(vectors().double(), tmp_path / f"model.{to}", to, IMAGES.double())
+    assert done.difference <= done.tolerance == tolerance
+    assert runner(done.path)(IMAGES.double()).dtype == torch.float64
+
+
+# ------------------------------------------------------------------------------ the check
+
+
+def test_the_inputs_are_random_and_extreme_in_every_batch_size() -> None:
+    example, *rest = inputs(_tiny.images(40))
+    assert len(example) == 17
+    for count in (1, 3, 17):
+        sized = [each for each in rest if len(each) == count]
+        assert any(bool((each == 0).all()) for each in sized)
+        assert any(bool((each == 1).all()) for each in sized)
+        assert any(bool((each <= 0).all()) and bool((each < 0).any()) for each in sized)
+        assert max(each.max().item() for each in sized) > 900
+        assert min(each.min().item() for each in sized) < -900
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "gap"),
+    [
+        ([[0.5, -0.5]], [[0.5, -0.25]], 0.25),  # small logits are not enlarged
+        ([[1000.0, 0.0], [1.0, 0.0]], [[1000.0, 0.0], [1.5, 0.0]], 0.5),  # nor hidden by another row's
+        ([[torch.inf, 0.0]], [[torch.inf, 0.0]], 0.0),
+        ([[torch.inf, 0.0]], [[-torch.inf, 0.0]], torch.inf),
+        ([[torch.nan, 8.0]], [[torch.nan, 8.0]], 0.0),
+        ([[torch.nan, 8.0]], [[3.4e38, 8.0]], torch.inf),
+        ([[1.0, 0.0]], [[torch.nan, 0.0]], torch.inf),
+        ([[1.0, 0.0]], [[1.0, torch.inf]], torch.inf),
+        ([[1.0, 0.0]], [[1.0]], torch.inf),
+    ],
+)
+def test_differences(expected: list[list[float]], found: list[list[float]], gap: float) -> None:
+    assert difference(torch.tensor(expected), torch.tensor(found)) == gap
+
+
+def failing(*_: object) -> float:
+    raise RuntimeError("no kernel\nfor this")
+
+
+@pytest.fixture(scope="module")
+def program() -> Any:
+    """A graph that is traced once for the tests of what comes after."""
+    return trace(vectors(), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement", "error", "words"),
+    [
+        ("difference", lambda *_: 0.5, FloatingPointError, "differs from the model by 5.0e-01"),
+        ("difference", lambda *_: float("nan"), FloatingPointError, "differs from the model"),
+        ("_open_pt2", lambda _: failing, ValueError, r"fails on 4 images \(no kernel for this\)"),
+        ("_open_pt2", failing, ValueError, r"cannot be opened again \(no kernel for this\)"),
+        ("_write_pt2", failing, ValueError, r"cannot be written as pt2 \(no kernel for this\)"),
+    ],
+)
+def test_an_export_that_fails_its_check_leaves_the_earlier_one(
+    name: str,
+    replacement: Any,
+    error: type[Exception],
+    words: str,
+    program: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "model.pt2").write_bytes(b"earlier")
+    monkeypatch.setattr(room, "trace", lambda *_: program)
+    monkeypatch.setattr(room, name, replacement)
+    with pytest.raises(error, match=words):
+        export(vectors(), tmp_path / "model.pt2", "pt2", IMAGES)
+    assert contents(tmp_path) == {"model.pt2": b"earlier"}
+
+
+def drop(x: Tensor) -> Tensor:
+    return nn.functional.dropout(x, 0.5, training=True)
+
+
+def fixed(x: Tensor) -> Tensor:
+    return x * 2 if len(x) > 10 else x
+
+
+def peek(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "words"),
+    [
+        (drop, FloatingPointError, "differs from the model"),
+        (fixed, ValueError, "cannot trace this model for any batch size"),
+        (peek, ValueError, "cannot trace this model for any batch size"),
+        (lambda x: x / 0, ValueError, "logits are not finite"),
+    ],
+)
+def test_a_source_that_no_graph_can_hold_is_refused(
+    part: Callable[[Tensor], Tensor], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words) as caught:
+        export(vectors(part), tmp_path / "model.pt2", "pt2", IMAGES)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (BridgeConfig.preset("released"), "adds noise in every step"),
+        (BridgeConfig.preset("paper"), "draws a temperature for each image"),
+    ],
+)
+def test_bridges_that_draw_are_refused(config: BridgeConfig, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        export(small(BridgeConfig(), config), tmp_path / "model.pt2", "pt2", IMAGES)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "example", "words"),
+    [
+        ("model.onnx", "tflite", IMAGES, "to is 'tflite'; it must be 'onnx' or 'pt2'"),
+        ("model.safetensors", "pt2", IMAGES, "give a file such as model.pt2"),
+        ("model.pt2", "pt2", IMAGES[0, 0, 0], "give a batch of images as floats"),
+        ("model.pt2", "pt2", IMAGES[:0], "give a batch of images as floats"),
+        ("model.pt2", "pt2", IMAGES.byte(), "give a batch of images as floats"),
+        ("model.pt2", "pt2", IMAGES[:, :1], r"cannot take images of shape \(1, 8, 8\)"),
+    ],
+)
+def test_bad_requests_are_refused(name: str, to: Any, example: Tensor, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        export(vectors(), tmp_path / name, to, example)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_packages_are_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(ValueError, match=r"onnxscript is not installed; pip install 'ensbridge\[export\]'"):
+        export(vectors(), tmp_path / "model.onnx", "onnx", IMAGES)
+    assert export(vectors(), tmp_path / "model.pt2", "pt2", IMAGES).opset is None
+
+
+# ------------------------------------------------------------------------------ the command
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model whose card has its image shape."""
+    folder = tmp_path_factory.mktemp("export") / "model"
+    small(BridgeConfig()).save(folder, image_shape=(3, 8, 8))
+    return folder
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["ensbridge", "export", *map(str, words)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def test_the_command_writes_onnx_beside_the_model_and_says_what_it_checked(saved: Path) -> None:
+    before = contents(saved)
+    done = subprocess.run(
+        [sys.executable, "-m", "ensbridge", "export", str(saved), "--to", "onnx"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = done.stdout.splitlines()
+    path = saved / "model.onnx"
+    assert first.startswith(f"{path}: ")
+    assert "opset" in first
+    assert "logits differ by at most" in second
+    after = contents(saved)
+    after.pop(path.name)
+    assert after == before
+    fast = eb.load(saved)
+    with torch.no_grad():
+        torch.testing.assert_close(runner(path)(IMAGES), fast(IMAGES), rtol=1e-5, atol=1e-5)
+    path.unlink()
+
+
+def test_the_command_writes_pt2_where_it_is_told(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "small.pt2"
+    before = contents(saved)
+    assert command(monkeypatch, saved, "--to", "pt2", "--out", out, "--image-shape", "3,16,16") == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.startswith(f"{out}: ")
+    assert contents(saved) == before
+    assert runner(out)(torch.rand(3, 3, 16, 16)).shape == (3, 3)
+
+
+def test_a_card_without_shape_or_of_other_weights_is_not_asked(saved: Path, tmp_path: Path) -> None:
+    assert room.known_image_shape(saved) == (3, 8, 8)
+    fast = vectors()
+    fast.save(tmp_path)
+    assert room.known_image_shape(tmp_path) is None
+    (tmp_path / "README.md").write_bytes((saved / "README.md").read_bytes())
+    assert room.known_image_shape(tmp_path) is None
+    (tmp_path / "README.md").unlink()
+    assert room.known_image_shape(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nothing", "--to", "onnx"], "nothing does not exist"),
+        (["plain", "--to", "onnx"], "plain does not say what images it takes; give --image-shape"),
+        (["plain", "--to", "tflite", "--image-shape", "3,8,8"], "to is 'tflite'"),
+        (["plain", "--to", "pt2", "--image-shape", "3x8x8"], "'3x8x8'; give whole numbers with commas"),
+        (["plain", "--to", "pt2", "--image-shape", "3,0,8"], "the image shape is (3, 0, 8)"),
+        (["plain", "--to", "pt2", "--image-shape", "3,99999,99999"], "the image shape is (3, 99999, 99999)"),
+        (["plain", "--to", "pt2", "--image-shape", "1,8,8"], "cannot take images of shape (1, 8, 8)"),
+        (["plain", "--to", "pt2", "--image-shape", "3,8,8", "--out", "x.onnx"], "such as model.pt2"),
+        (["noisy", "--to", "pt2", "--image-shape", "3,8,8"], "must not be random"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    small(BridgeConfig()).save(tmp_path / "plain")
+    small(BridgeConfig.preset("released")).save(tmp_path / "noisy")
+    monkeypatch.chdir(tmp_path)
+    before = {folder: contents(tmp_path / folder) for folder in ("plain", "noisy")}
+    assert command(monkeypatch, *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("ensbridge: ")
+    assert sentence in line
+    assert {folder: contents(tmp_path / folder) for folder in ("plain", "noisy")} == before
+    assert not (tmp_path / "x.onnx").exists()
+
+
+def test_a_mismatch_is_one_sentence_and_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small(BridgeConfig()).save(tmp_path, image_shape=(3, 8, 8))
+    (tmp_path / "model.pt2").write_bytes(b"earlier")
+    before = contents(tmp_path)
+    monkeypatch.setattr(room, "difference", lambda *_: 1.0)
+    assert command(monkeypatch, tmp_path, "--to", "pt2") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ensbridge: model.pt2 differs from the model by 1.0e+00")
+    assert contents(tmp_path) == before
