@@ -152,8 +152,7 @@ def weights_digest(net: nn.Module) -> str:
 
 def stack_logits(logits: Sequence[Tensor]) -> Tensor:
     """Members' logits as one tensor (M, B, K) of at least float32; what cannot be averaged is refused."""
-    shapes = {tuple(each.shape) for each in logits}
-    if len(shapes) > 1:
+    if any(each.shape != logits[0].shape for each in logits):
         counts = ", ".join(f"member {index + 1}: {tuple(each.shape)}" for index, each in enumerate(logits))
         raise ValueError(
             f"members give logits of different shapes ({counts}); all must have the same classes"
