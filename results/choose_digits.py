@@ -106,16 +106,21 @@ def member_job(job: tuple[dict, int, int, int]) -> tuple[torch.Tensor, dict]:
     return predict(net, held), net.state_dict()
 
 
+def restored(weights: list[dict]) -> Ensemble:
+    """The ensemble of members with these weights."""
+    nets = [digits().member() for _ in weights]
+    for net, state in zip(nets, weights, strict=True):
+        net.load_state_dict(state)
+    return Ensemble(nets).eval()
+
+
 def bridge_job(job: tuple[dict, int, int, list[dict]]) -> dict[str, torch.Tensor]:
     """Train bridge, control and KL bridge of a variant; each one's held-out NLL for each image."""
     variant, fold, seed, weights = job
     torch.set_num_threads(1)
     recipe = digits()
     train, held = folds(NOISE, fold)
-    nets = [recipe.member() for _ in weights]
-    for net, state in zip(nets, weights, strict=True):
-        net.load_state_dict(state)
-    ensemble = Ensemble(nets).eval()
+    ensemble = restored(weights)
     config = replace(
         recipe.bridge,
         temperature=TemperatureLaw(base=variant["T"]),
@@ -158,10 +163,7 @@ def rivals_job(job: tuple[int, int, list[dict], bool]) -> dict[str, torch.Tensor
     torch.set_num_threads(1)
     recipe = digits()
     train, held = folds(NOISE, fold)
-    nets = [recipe.member() for _ in weights]
-    for net, state in zip(nets, weights, strict=True):
-        net.load_state_dict(state)
-    ensemble = Ensemble(nets).eval()
+    ensemble = restored(weights)
     augment = recipe.bridge_fit.augment if mixed else Augment(noise=0.1)
     common = replace(recipe.ed_fit, augment=augment, seed=derive_seed(seed, "bridge"))
     methods: dict = {}

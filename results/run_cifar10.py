@@ -37,6 +37,7 @@ from ensbridge.train.fit import fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CROP = Augment(crop=4, flip=True)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def load(path: Path, limit: int | None) -> Splits:
@@ -89,12 +90,43 @@ def train_members(data: Splits, out: Path, chosen: list[int], epochs: float, bat
         )
 
 
-def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
+def load_members(weights: Path) -> Ensemble:
     members = []
     for path in sorted(weights.glob("member-*.safetensors")):
         members.append(ResNet.resnet32x2(10).to(DEVICE))
         members[-1].load_state_dict(load_file(path))
-    everything = Ensemble(members).eval()
+    return Ensemble(members).eval()
+
+
+def save_bridges(out: Path, prefix: str, methods: dict[str, DiffusionBridge]) -> None:
+    for name, each in methods.items():
+        save_file(
+            {k: v.cpu().contiguous() for k, v in each.bridge.state_dict().items()},
+            out / f"{prefix}-{name.replace(' ', '-')}.safetensors",
+        )
+
+
+def measure(
+    out: Path, prefix: str, ensemble: Ensemble, models: dict[str, FastEnsemble], data: Splits
+) -> None:
+    ladder = {f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)}
+    for part, held in (("validation", data.val), ("test", data.test)):
+        scores = evaluate(
+            {**ladder, **models},
+            held,
+            data.val,
+            reference=ensemble,
+            target=3,
+            dataset="cifar10" if part == "test" else "cifar10 validation",
+            class_names=CLASSES,
+            batch_size=1000,
+        )
+        print(f"\n{part}\n{scores.table()}", flush=True)
+        (out / f"{prefix}-{part}.json").write_text(scores.to_json())
+
+
+def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
+    everything = load_members(weights)
     ensemble = everything.first(3)
     mixed = replace(CROP, mixup=0.4)
     long = FitConfig(
@@ -128,34 +160,13 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
         "control": distilled["control"],
         **straight,
     }
-    for name, each in named.items():
-        save_file(
-            {k: v.cpu().contiguous() for k, v in each.bridge.state_dict().items()},
-            out / f"bridge-{name.replace(' ', '-')}.safetensors",
-        )
-    ladder = {f"DE-{k}": everything.first(k) for k in range(1, len(everything) + 1)}
-    models = {**ladder, **{name: FastEnsemble.of(each) for name, each in named.items()}}
-    for part, held in (("validation", data.val), ("test", data.test)):
-        scores = evaluate(
-            models,
-            held,
-            data.val,
-            reference=everything,
-            target=3,
-            dataset=f"CIFAR-10 {part}",
-            batch_size=1000,
-        )
-        print(f"\n{part}\n{scores.table()}", flush=True)
-        (out / f"scores-{part}.json").write_text(scores.to_json())
+    save_bridges(out, "bridge", named)
+    measure(out, "scores", everything, {name: FastEnsemble.of(each) for name, each in named.items()}, data)
     print(f"bridges and distillation took {minutes:.1f} minutes; options {vars(options)}")
 
 
 def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
-    members = []
-    for path in sorted(weights.glob("member-*.safetensors")):
-        members.append(ResNet.resnet32x2(10).to(DEVICE))
-        members[-1].load_state_dict(load_file(path))
-    ensemble = Ensemble(members).eval()
+    ensemble = load_members(weights)
     config = FitConfig(
         options.epochs,
         options.batch,
@@ -175,20 +186,13 @@ def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespa
     begun = time.time()
     fit(Together(methods), data.train.without_labels(), config, options.run, progress("bridges"))
     minutes = (time.time() - begun) / 60
-    for name, each in methods.items():
-        save_file(
-            {k: v.cpu().contiguous() for k, v in each.bridge.state_dict().items()},
-            out / f"long-{name}.safetensors",
-        )
-    models: dict[str, torch.nn.Module] = {f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)}
-    models["+1 DBN (KL)"] = FastEnsemble.of(methods["a"])
-    models["+2 DBN (KL)"] = FastEnsemble.of(methods["a"], methods["b"])
-    models["control (KL)"] = FastEnsemble.of(methods["control"])
-    for part, held in (("validation", data.val), ("test", data.test)):
-        name = f"CIFAR-10 {part}"
-        scores = evaluate(models, held, data.val, reference=ensemble, target=3, dataset=name, batch_size=1000)
-        print(f"\n{part}\n{scores.table()}", flush=True)
-        (out / f"scores-long-{part}.json").write_text(scores.to_json())
+    save_bridges(out, "long", methods)
+    models = {
+        "+1 DBN (KL)": FastEnsemble.of(methods["a"]),
+        "+2 DBN (KL, DE-5)": FastEnsemble.of(methods["a"], methods["b"]),
+        "control (KL)": FastEnsemble.of(methods["control"]),
+    }
+    measure(out, "scores-long", ensemble, models, data)
     print(f"this call trained for {minutes:.1f} minutes; options {vars(options)}")
 
 

@@ -366,3 +366,10 @@ def test_an_error_over_images_never_stands_in_a_column_of_spreads() -> None:
 def test_made_up_rows_are_whole() -> None:
     values = ("x", "other", 1, 0, 0, 1.0, 90.0, 0.3, 1.0, None)
     assert parse_scores(make_document() | {"rows": [make_row(values)]}).rows[0].method == "other"
+
+
+def test_a_gap_of_no_use_keeps_its_cell_narrow() -> None:
+    scores = one_run().first
+    wild = [replace(row, gap=-6.0912, gap_error=141.5) if row.gap is not None else row for row in scores.rows]
+    texts = [cells(group)[-1] for group in Summary((replace(scores, rows=tuple(wild)),)).rows]
+    assert {text for text in texts if text != "–"} == {"-6 ± 142"}

@@ -53,7 +53,9 @@ def dee_cell(group: Group) -> str:
 
 def _gap(group: Group) -> str:
     if group.runs == 1 and group.first.gap is not None and group.first.gap_error is not None:
-        return f"{group.first.gap:.2f} ± {group.first.gap_error:.2f}"
+        gap, error = group.first.gap, group.first.gap_error
+        digits = 2 if max(abs(gap), error) < 10 else 0  # of an error that large no decimals are known
+        return f"{gap:.{digits}f} ± {error:.{digits}f}"
     return number("gap", 2)(group)
 
 
