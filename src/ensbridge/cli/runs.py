@@ -1,72 +1,20 @@
-"""The commands, each a thin call into the package.
-
-Nothing here imports torch before a command needs it. Bad input ends with one sentence and exit code 2.
-"""
+"""Recipes and runs: quickstart, train, evaluate, report."""
 
 from __future__ import annotations
 
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from ensbridge import __version__
+from ensbridge.cli.base import Quiet, app, say
 from ensbridge.progress import progress_bars
 
 if TYPE_CHECKING:
     from ensbridge.scores import Summary
 
-app = typer.Typer(
-    help="Ensemble quality for about 1.2 times the cost of one network.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-def main() -> None:
-    """Run the command line; errors of the user's making become one sentence and exit code 2."""
-    warnings.showwarning = lambda message, *_: print(f"ensbridge: {message}", file=sys.stderr)
-    try:
-        app()
-    except (ValueError, OSError) as error:
-        fail(str(error), code=2)
-    except ImportError as error:
-        fail(f"{error.name} is not installed; pip install 'ensbridge[quickstart]'", code=2)
-    except FloatingPointError as error:
-        fail(str(error), code=1)
-    except SystemExit as leaving:
-        if leaving.code == 130:  # what typer makes of an interrupt
-            fail("interrupted; run the same command again to go on", code=130)
-        raise
-
-
-def fail(sentence: str, code: int) -> None:
-    """Say one sentence on standard error and exit."""
-    print(f"ensbridge: {sentence}", file=sys.stderr)
-    raise SystemExit(code)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"ensbridge {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def common(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Ensemble quality for about 1.2 times the cost of one network."""
-
-
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 Seed = Annotated[
     int,
     typer.Option(min=0, max=2**63 - 1, help="Decides every draw; the same seed gives the same scores."),
@@ -181,25 +129,6 @@ def report(
     say(str(page))
 
 
-@app.command()
-def export(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that FastEnsemble.save wrote.")],
-    to: Annotated[str, typer.Option(help="onnx, or pt2 (torch.export).")],
-    out: Annotated[Path | None, typer.Option(help="The file: model.onnx or model.pt2 in MODEL.")] = None,
-    image_shape: Annotated[
-        str | None, typer.Option(help="Of one image, such as 3,32,32, where the model's card has none.")
-    ] = None,
-) -> None:
-    """Write a model as one file for other runtimes, once it was run again and gives the same logits.
-
-    Example: ensbridge export runs/model --to onnx --image-shape 3,32,32
-    """
-    from ensbridge.exporting import export_folder, parse_shape
-
-    shape = None if image_shape is None else parse_shape(image_shape)
-    say(str(export_folder(model, to, out, shape)))  # type: ignore[arg-type]
-
-
 def show(summary: Summary) -> None:
     """Print the table and what it says."""
     from ensbridge.report import headline, paper_table, rich_table
@@ -210,8 +139,3 @@ def show(summary: Summary) -> None:
         console.print("\nThe paper's numbers beside ours:", highlight=False)
         console.print(beside)
     say(f"\n{headline(summary)}\n")
-
-
-def say(text: str) -> None:
-    """Print text as it is."""
-    Console().print(text, highlight=False, markup=False, soft_wrap=True)
