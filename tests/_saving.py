@@ -14,6 +14,7 @@ import _tiny
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge, BridgeConfig
 from ensbridge.methods.bridge_network import FeatureBridge
+from ensbridge.nets import ResNet, ScoreNet
 
 FILES = ["README.md", "config.json", "model.safetensors"]
 
@@ -37,6 +38,15 @@ def model(
         else:
             tensor.fill_(len(name))
     return fast.eval()
+
+
+def small(*configs: BridgeConfig) -> FastEnsemble:
+    """Our own networks at their smallest, with a bridge of one step for each configuration."""
+    with _tiny.seeded(7):
+        scores = [ScoreNet(3, 8, [(1, 8, 1, 1)], last=8, z_input=each.z_input) for each in configs]
+        bridges = [Bridge(score, each, (0.0, 1.0)) for score, each in zip(scores, configs, strict=True)]
+        source = ResNet((1,), (8,), 3, stem=8)
+        return FastEnsemble(source, bridges, "stages.0.0", temperature=1.7).eval()
 
 
 def foreign(seed: int = 0) -> FastEnsemble:
@@ -78,3 +88,13 @@ def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         where[int(last) if isinstance(where, list) else last] = value
 
     return edit
+
+
+def runner(path: Path) -> Callable[[Tensor], Tensor]:
+    """The exported file in its runtime, without our code."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])

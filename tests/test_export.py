@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +14,12 @@ from torch import Tensor, nn
 import _tiny
 import ensbridge as eb
 import ensbridge.exporting as room
-from _saving import contents
-from ensbridge import cli
+from _saving import contents, runner, small
 from ensbridge.exporting import Target, difference, export, inputs, trace
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge, BridgeConfig
 from ensbridge.methods.bridge_network import FeatureBridge
-from ensbridge.nets import MapScore, ResNet, ScoreNet, TokenScore
+from ensbridge.nets import MapScore, TokenScore
 
 ONE_STEP, TWO_STEPS = (0.0, 1.0), (0.0, 0.4, 1.0)
 IMAGES = _tiny.images(4)
@@ -58,15 +55,6 @@ def vectors(part: Callable[[Tensor], Tensor] = torch.sin) -> FastEnsemble:
     """The cheapest model to trace."""
     with _tiny.seeded(3):
         return FastEnsemble(Strange(part), [Bridge(TokenScore(3, 3, 8, 1), times=ONE_STEP)], "head").eval()
-
-
-def small(*configs: BridgeConfig) -> FastEnsemble:
-    """Our own networks at their smallest, with a bridge of one step for each configuration."""
-    with _tiny.seeded(7):
-        scores = [ScoreNet(3, 8, [(1, 8, 1, 1)], last=8, z_input=each.z_input) for each in configs]
-        bridges = [Bridge(score, each, ONE_STEP) for score, each in zip(scores, configs, strict=True)]
-        source = ResNet((1,), (8,), 3, stem=8)
-        return FastEnsemble(source, bridges, "stages.0.0", temperature=1.7).eval()
 
 
 def perceptron() -> FastEnsemble:
@@ -130,16 +118,6 @@ def test_an_export_gives_the_models_logits(
         images = 3 * _tiny.images(count, seed=9) - 1
         with torch.no_grad():
             torch.testing.assert_close(again(images), fast(images), rtol=1e-5, atol=1e-5)
-
-
-def runner(path: Path) -> Callable[[Tensor], Tensor]:
-    """The exported file in its runtime, without our code."""
-    if path.suffix == ".pt2":
-        return torch.export.load(path).module()
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path)
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
 
 
 def test_the_source_is_in_the_graph_once_and_the_model_stays_as_it_was(tmp_path: Path) -> None:
@@ -309,111 +287,12 @@ def test_missing_packages_are_named_with_the_command(tmp_path: Path, monkeypatch
     assert export(vectors(), tmp_path / "model.pt2", "pt2", IMAGES).opset is None
 
 
-# ------------------------------------------------------------------------------ the command
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved model whose card has its image shape."""
-    folder = tmp_path_factory.mktemp("export") / "model"
-    small(BridgeConfig()).save(folder, image_shape=(3, 8, 8))
-    return folder
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["ensbridge", "export", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert isinstance(left.value.code, int)
-    return left.value.code
-
-
-def test_the_command_writes_onnx_beside_the_model_and_says_what_it_checked(saved: Path) -> None:
-    before = contents(saved)
-    done = subprocess.run(
-        [sys.executable, "-m", "ensbridge", "export", str(saved), "--to", "onnx"],
-        capture_output=True,
-        text=True,
-        check=False,
+def test_the_sources_own_preprocessing_is_inside(tmp_path: Path) -> None:
+    mean, std = torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)
+    bare = vectors()
+    source = eb.nets.Preprocessed(bare.source, lambda images: (images - mean) / std)
+    fast = FastEnsemble(source, bare.each_bridge(), "net.head").eval()
+    done = export(fast, tmp_path / "model.onnx", "onnx", IMAGES)
+    torch.testing.assert_close(
+        runner(done.path)(IMAGES), bare((IMAGES - mean) / std).detach(), rtol=1e-5, atol=1e-5
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    first, second = done.stdout.splitlines()
-    path = saved / "model.onnx"
-    assert first.startswith(f"{path}: ")
-    assert "opset" in first
-    assert "logits differ by at most" in second
-    after = contents(saved)
-    after.pop(path.name)
-    assert after == before
-    fast = eb.load(saved)
-    with torch.no_grad():
-        torch.testing.assert_close(runner(path)(IMAGES), fast(IMAGES), rtol=1e-5, atol=1e-5)
-    path.unlink()
-
-
-def test_the_command_writes_pt2_where_it_is_told(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "new" / "small.pt2"
-    before = contents(saved)
-    assert command(monkeypatch, saved, "--to", "pt2", "--out", out, "--image-shape", "3,16,16") == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    assert captured.out.startswith(f"{out}: ")
-    assert contents(saved) == before
-    assert runner(out)(torch.rand(3, 3, 16, 16)).shape == (3, 3)
-
-
-def test_a_card_without_shape_or_of_other_weights_is_not_asked(saved: Path, tmp_path: Path) -> None:
-    assert room.known_image_shape(saved) == (3, 8, 8)
-    fast = vectors()
-    fast.save(tmp_path)
-    assert room.known_image_shape(tmp_path) is None
-    (tmp_path / "README.md").write_bytes((saved / "README.md").read_bytes())
-    assert room.known_image_shape(tmp_path) is None
-    (tmp_path / "README.md").unlink()
-    assert room.known_image_shape(tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["nothing", "--to", "onnx"], "nothing does not exist"),
-        (["plain", "--to", "onnx"], "plain does not say what images it takes; give --image-shape"),
-        (["plain", "--to", "tflite", "--image-shape", "3,8,8"], "to is 'tflite'"),
-        (["plain", "--to", "pt2", "--image-shape", "3x8x8"], "'3x8x8'; give whole numbers with commas"),
-        (["plain", "--to", "pt2", "--image-shape", "3,0,8"], "the image shape is (3, 0, 8)"),
-        (["plain", "--to", "pt2", "--image-shape", "3,99999,99999"], "the image shape is (3, 99999, 99999)"),
-        (["plain", "--to", "pt2", "--image-shape", "1,8,8"], "cannot take images of shape (1, 8, 8)"),
-        (["plain", "--to", "pt2", "--image-shape", "3,8,8", "--out", "x.onnx"], "such as model.pt2"),
-        (["noisy", "--to", "pt2", "--image-shape", "3,8,8"], "must not be random"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    small(BridgeConfig()).save(tmp_path / "plain")
-    small(BridgeConfig.preset("released")).save(tmp_path / "noisy")
-    monkeypatch.chdir(tmp_path)
-    before = {folder: contents(tmp_path / folder) for folder in ("plain", "noisy")}
-    assert command(monkeypatch, *words) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith("ensbridge: ")
-    assert sentence in line
-    assert {folder: contents(tmp_path / folder) for folder in ("plain", "noisy")} == before
-    assert not (tmp_path / "x.onnx").exists()
-
-
-def test_a_mismatch_is_one_sentence_and_exit_code_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small(BridgeConfig()).save(tmp_path, image_shape=(3, 8, 8))
-    (tmp_path / "model.pt2").write_bytes(b"earlier")
-    before = contents(tmp_path)
-    monkeypatch.setattr(room, "difference", lambda *_: 1.0)
-    assert command(monkeypatch, tmp_path, "--to", "pt2") == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ensbridge: model.pt2 differs from the model by 1.0e+00")
-    assert contents(tmp_path) == before

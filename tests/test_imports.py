@@ -22,7 +22,7 @@ PACKAGE = Path(ensbridge.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
-    ("recipes", "report", "exporting", "serve", "compression", "zoo"),
+    ("recipes", "report", "exporting", "predicting", "serve", "compression", "zoo"),
     ("evaluation", "fast_ensemble", "fidelity", "saving", "train"),
     ("methods",),
     ("ensemble", "sampler", "nets", "data"),

@@ -148,11 +148,14 @@ def test_what_is_not_a_saved_model_is_never_overwritten(tmp_path: Path) -> None:
         assert contents(place) == {name: content.encode()}
 
 
-def test_a_models_own_folder_keeps_what_else_lies_in_it(tmp_path: Path) -> None:
+def test_a_models_own_folder_keeps_what_else_lies_in_it_but_no_export_of_another_model(
+    tmp_path: Path,
+) -> None:
     model().save(tmp_path)
-    (tmp_path / "model.onnx").write_text("export")
+    for name in ("notes.txt", "model.onnx", "model.pt2"):
+        (tmp_path / name).write_text("mine")
     model(bridge(3), temperature=2.0).save(tmp_path)
-    assert sorted(contents(tmp_path)) == sorted([*FILES, "model.onnx"])
+    assert sorted(contents(tmp_path)) == sorted([*FILES, "notes.txt"])
     assert eb.load(tmp_path).temperature == 2.0
 
 
@@ -261,6 +264,24 @@ def test_the_card_counts_costs_and_says_that_nothing_was_measured(tmp_path: Path
         with pytest.raises(ValueError, match="image_shape is"):
             fast.save(tmp_path / "other", image_shape=shape)  # type: ignore[arg-type]
     assert not (tmp_path / "other").exists()
+
+
+def test_what_a_model_takes_and_its_classes_names_travel_with_it(tmp_path: Path) -> None:
+    names = ["cat", "dog", "a bird"]
+    fast = model()
+    fast.pixel_range = (-1.5, 2.25)
+    fast.save(tmp_path / "a", image_shape=(3, 8, 8), class_names=names)
+    assert (fast.image_shape, fast.class_names) == (None, None)  # the model at hand stays as it is
+    loaded = eb.load(tmp_path / "a")
+    assert loaded.image_shape == (3, 8, 8)
+    assert loaded.pixel_range == (-1.5, 2.25)
+    assert loaded.class_names == tuple(names)
+    loaded.save(tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    for wrong in ("cat", [1, 2, 3], ["cat", "two\nlines", "bird"]):
+        with pytest.raises(ValueError, match="class_names"):
+            fast.save(tmp_path / "c", class_names=wrong)  # type: ignore[arg-type]
+    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("control", [False, True])

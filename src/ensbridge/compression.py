@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,11 +34,11 @@ Say = Callable[[str], None]
 
 MINUTES = 1.5  # how long it trains unless the user says; with the rest, about two
 TEMPERATURES = (2.0, 4.0)  # how far the source may be trusted; labelled validation images choose
-EMA, TIMED, MOST_EPOCHS = 0.995, 4, 200.0
+EMA, TIMED, SPAN, MOST_EPOCHS = 0.995, 4, 50, 200.0
 
 
 def compress(
-    members: Sequence[nn.Module],
+    members: Sequence[nn.Module] | Ensemble,
     train: Data,
     val: Data | None = None,
     *,
@@ -63,7 +64,8 @@ def compress(
     whose bridges keep the whole within `budget` times the source's MACs. `preprocess` has a function for
     each member that sees images in a way of its own, None for the others. `max_minutes`, or `epochs`, says
     how long to train. `augment` is what may be done to an image without changing its class, mixup aside.
-    With `run_dir` the training goes on when the call is repeated.
+    With `run_dir` the training goes on when the call is repeated. It trains on a GPU where there is one, or
+    on `device`; afterwards all networks are where they were, in evaluation mode.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
     >>> images = torch.rand(64, 1, 4, 4)
@@ -74,38 +76,67 @@ def compress(
     say: Say = (lambda _: None) if quiet else (lambda text: print(f"ensbridge: {text}", file=sys.stderr))
     if len(members) < 2:
         raise ValueError(f"{len(members)} members were given to compress; an ensemble needs at least 2")
-    members, feature = _with_preprocessing(members, feature, preprocess)
-    place = torch.device(device) if device else _device_of(members[0])
-    ensemble = Ensemble([member.to(place) for member in members]).eval()
-    groups = member_groups(len(members), bridges)
-    train_set = collect(train, "train").to(place).without_labels()
-    val_set = None if val is None else collect(val, "val").to(place)
-    image = train_set.batch(torch.zeros(1, dtype=torch.long, device=place))[0]
-    site = choose_site(ensemble.source, image, feature, budget, bridges)
-    say(site.words)
+    nets = list(members.members if isinstance(members, Ensemble) else members)
+    groups = member_groups(len(nets), bridges)
+    train_set = collect(train, "train").without_labels()
+    val_set = None if val is None else collect(val, "val")
+    wrapped, feature = _with_preprocessing(nets, feature, preprocess)
+    with _moved(nets, device) as (home, place):
+        train_set, val_set = train_set.to(place), None if val_set is None else val_set.to(place)
+        ensemble = Ensemble(wrapped).eval()
+        image = train_set.batch(torch.zeros(1, dtype=torch.long, device=place))[0]
+        site = choose_site(ensemble.source, image, feature, budget, bridges)
+        say(site.words)
+        labelled = val_set is not None and val_set.labels is not None
+        options = TEMPERATURES if labelled else TEMPERATURES[:1]
+        methods = {
+            f"T{base:g}-{number}": _bridge(ensemble, site, group, base, derive_seed(seed, "score", number))
+            for base in options
+            for number, group in enumerate(groups)
+        }
+        mixed = replace(augment or Augment(), mixup=0.4)
+        config = FitConfig(epochs or 1, min(batch_size, len(train_set)), lr, augment=mixed, seed=seed)
+        if epochs is None:
+            minutes = max_minutes or MINUTES
+            known = _epochs_begun(run_dir)
+            config = replace(config, epochs=known or _epochs(methods, train_set, config, minutes))
+            say(f"training for {config.epochs:g} epochs on the {place}, at most about {minutes:g} minutes")
+        with progress_bars(quiet) as bars:
+            progress = _counted(bars.stage, config.total_steps(len(train_set)))
+            fit(Together(methods), train_set, config, run_dir, progress)
+        found = [
+            FastEnsemble.of(*(methods[f"T{base:g}-{number}"] for number in range(len(groups))))
+            for base in options
+        ]
+        fast = _selected(found, options, val_set, calibrate, say).to(home).eval()
+    fast.image_shape = tuple(image.shape[1:])
+    fast.pixel_range = _pixel_range(train_set)
+    return fast
 
-    labelled = val_set is not None and val_set.labels is not None
-    options = TEMPERATURES if labelled else TEMPERATURES[:1]
-    methods = {
-        f"T{base:g}-{number}": _bridge(ensemble, site, group, base, derive_seed(seed, "score", number))
-        for base in options
-        for number, group in enumerate(groups)
-    }
-    mixed = replace(augment or Augment(), mixup=0.4)
-    config = FitConfig(epochs or 1, min(batch_size, len(train_set)), lr, augment=mixed, seed=seed)
-    if epochs is None:
-        minutes = max_minutes or MINUTES
-        known = _epochs_begun(run_dir)
-        config = replace(config, epochs=known or _epochs(methods, train_set, config, minutes))
-        say(f"training for {config.epochs:g} epochs, at most about {minutes:g} minutes")
-    with progress_bars(quiet) as bars:
-        progress = _counted(bars.stage, config.total_steps(len(train_set)))
-        fit(Together(methods), train_set, config, run_dir, progress)
-    found = [
-        FastEnsemble.of(*(methods[f"T{base:g}-{number}"] for number in range(len(groups))))
-        for base in options
-    ]
-    return _selected(found, options, val_set, calibrate, say).eval()
+
+@contextmanager
+def _moved(
+    nets: Sequence[nn.Module], device: torch.device | str | None
+) -> Iterator[tuple[torch.device, torch.device]]:
+    """Bring networks to where they are trained, and home again; the first one's home and that place."""
+    homes = [_device_of(net) for net in nets]
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else homes[0]))
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {str(device)!r}, and torch sees no GPU here; leave it out")
+    try:
+        for net in nets:
+            net.to(place)
+        yield homes[0], place
+    finally:
+        for net, home in zip(nets, homes, strict=True):
+            net.to(home)
+
+
+def _pixel_range(data: ImageSet) -> tuple[float, float]:
+    """The smallest and the largest pixel, as the networks see them."""
+    low, high = data.images.aminmax()
+    scale = 255 if data.images.dtype == torch.uint8 else 1
+    return float(low) / scale, float(high) / scale
 
 
 def _with_preprocessing(
@@ -163,12 +194,15 @@ def _epochs(
     """How many epochs fit into so many minutes, by the time of a few steps; the bridges stay as they were."""
     together = Together({name: copy.copy(method) for name, method in methods.items()})
     before = {name: tensor.clone() for name, tensor in together.student.state_dict().items()}
-    fit(together, data, replace(config, epochs=1.0 * config.batch_size / len(data)))  # warm caches
-    begun = time.perf_counter()
-    fit(together, data, replace(config, epochs=TIMED * config.batch_size / len(data)))
-    step = (time.perf_counter() - begun) / TIMED
+    span = SPAN if data.images.is_cuda else 1  # the first warms caches, on a GPU it compiles
+    steps = (1 + TIMED) * span
+    config = replace(config, epochs=steps * config.batch_size / len(data), log_every=span)
+    stamps: list[float] = [time.perf_counter()]
+    fit(together, data, config, progress=lambda *_: stamps.append(time.perf_counter()))
     together.student.load_state_dict(before)
-    return round(min(MOST_EPOCHS, max(1.0, 60 * minutes / step * config.batch_size / len(data))), 1)
+    ready, step = stamps[1] - stamps[0], (stamps[-1] - stamps[1]) / (steps - span)
+    seconds = max(60 * minutes - ready, 30 * minutes)  # it is made ready once more for the training itself
+    return round(min(MOST_EPOCHS, max(1.0, seconds / step * config.batch_size / len(data))), 1)
 
 
 def _counted(stage: Callable[[str, int], Callable[[int], None]], total: int) -> Progress:

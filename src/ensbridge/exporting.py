@@ -12,7 +12,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import open_folder
 from ensbridge.methods.diffusion_bridge import Bridge
 from ensbridge.saving import load
-from ensbridge.saving.description import read_description
+from ensbridge.saving.description import LARGEST_IMAGE
 
 Target = Literal["onnx", "pt2"]
 Run = Callable[[Tensor], Tensor]
@@ -42,7 +42,6 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 # torch's ONNX exporter rounds Python's numbers, such as temperatures, to float32 in float64 graphs too, which
 # was measured as 2e-8.
 ONNX_TOLERANCE = 1e-6
-LARGEST = 2**26  # numbers in one image
 
 
 @dataclass(frozen=True)
@@ -103,30 +102,29 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Tensor) ->
 
 
 def export_folder(
-    folder: Path | str, to: Target, out: Path | str | None = None, image_shape: Sequence[int] | None = None
+    folder: Path | str,
+    to: Target,
+    out: Path | str | None = None,
+    image_shape: Sequence[int] | None = None,
+    allow: Collection[str] = (),
 ) -> Exported:
     """Export a saved model, into its own folder unless `out` names a file."""
-    place = Path(folder)
-    fast = load(place)
-    shape = tuple(image_shape) if image_shape is not None else known_image_shape(place)
+    fast = load(folder, allow=allow)
+    if out is None and not Path(folder).is_dir():
+        raise ValueError(f"{folder} is no folder of yours; say where the file goes with --out model.{to}")
+    place = Path(folder) / f"model.{to}" if out is None else out
+    return export(fast, place, to, image_like(fast, folder, image_shape))
+
+
+def image_like(fast: FastEnsemble, folder: Path | str, image_shape: Sequence[int] | None) -> Tensor:
+    """A black image of the shape that a saved model takes, or that is given, in the type of its weights."""
+    shape = fast.image_shape if image_shape is None else tuple(image_shape)
     if shape is None:
-        raise ValueError(f"{place} does not say what images it takes; give --image-shape, such as 3,32,32")
-    if not shape or min(shape) < 1 or math.prod(shape) > LARGEST:
+        raise ValueError(f"{folder} does not say what images it takes; give --image-shape, such as 3,32,32")
+    if not shape or min(shape) < 1 or math.prod(shape) > LARGEST_IMAGE:
         raise ValueError(f"the image shape is {shape}; give that of one image, such as 3,32,32")
     dtype = next((each.dtype for each in fast.source.parameters() if each.is_floating_point()), torch.float32)
-    return export(
-        fast, place / f"model.{to}" if out is None else out, to, torch.zeros(1, *shape, dtype=dtype)
-    )
-
-
-def known_image_shape(folder: Path) -> tuple[int, ...] | None:
-    """The shape of one image from a saved model's card, if the card has one and belongs to the weights."""
-    card = folder / "README.md"
-    text = card.read_text(errors="replace") if card.is_file() else ""
-    found = re.search(r"one image of (\d{1,6}(?:×\d{1,6}){0,5}) \|", text)
-    if not found or read_description(folder / "config.json").sha256 not in text:
-        return None
-    return tuple(map(int, found[1].split("×")))
+    return torch.zeros(1, *shape, dtype=dtype)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

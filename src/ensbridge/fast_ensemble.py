@@ -45,6 +45,9 @@ class FastEnsemble(nn.Module):
         temperature: float = 1.0,
         members: int | None = None,
         average_source: bool = False,
+        image_shape: Sequence[int] | None = None,
+        pixel_range: tuple[float, float] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         if len(bridges) == 0:
@@ -59,6 +62,10 @@ class FastEnsemble(nn.Module):
         self.average_source = average_source
         # How many members the bridges stand for, the source included: at least one other for each bridge.
         self.members = 1 + len(bridges) if members is None else members
+        # What it takes and what its classes are called, where that is known: for whoever runs it later.
+        self.image_shape = None if image_shape is None else tuple(image_shape)
+        self.pixel_range = pixel_range
+        self.class_names = None if class_names is None else tuple(class_names)
 
     @classmethod
     def of(cls, *methods: DiffusionBridge | BridgeNetwork) -> FastEnsemble:
@@ -90,12 +97,15 @@ class FastEnsemble(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K)."""
+        return self.with_source(images)[0]
+
+    def with_source(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, K) and, from the same pass, the source's own: where they part, the members disagree."""
         logits, feature = run_tapped(self.source, images, self.feature)
         logits = at_least_float32(logits)
         ends = [bridge(feature, logits) for bridge in self.bridges]
-        return (
-            ensemble_logit(torch.stack([logits, *ends] if self.average_source else ends)) / self.temperature
-        )
+        mean = ensemble_logit(torch.stack([logits, *ends] if self.average_source else ends))
+        return mean / self.temperature, logits
 
     def save(
         self,
@@ -104,15 +114,17 @@ class FastEnsemble(nn.Module):
         build: str | None = None,
         arguments: Mapping[str, Any] | None = None,
         image_shape: Sequence[int] | None = None,
+        class_names: Sequence[str] | None = None,
         scores: Scores | Mapping[str, Any] | None = None,
     ) -> None:
         """Write the model into a folder that `ensbridge.load` reads; a model there is replaced as a whole.
 
         `model.safetensors` holds weights and buffers, `config.json` what they belong to, `README.md` is a
         model card: it has the cost for an image of `image_shape`, such as (3, 32, 32), and the figures of
-        `scores`, or of the mapping that a `scores.json` holds. A source of a class that is not ensbridge's
-        can be loaded without being passed again if `build="package.models:make_net"` names the class or
-        function that, with `arguments` in JSON's types, builds it.
+        `scores`, or of the mapping that a `scores.json` holds. Shape and `class_names` are the model's own
+        unless given. A source of a class that is not ensbridge's can be loaded without being passed again
+        if `build="package.models:make_net"` names the class or function that, with `arguments` in JSON's
+        types, builds it. A `model.onnx` or `model.pt2` of the model that is replaced is removed.
 
         >>> import tempfile
         >>> from ensbridge.nets import ResNet, ScoreNet
@@ -125,7 +137,15 @@ class FastEnsemble(nn.Module):
         """
         from ensbridge.saving import save
 
-        save(self, folder, build=build, arguments=arguments, image_shape=image_shape, scores=scores)
+        save(
+            self,
+            folder,
+            build=build,
+            arguments=arguments,
+            image_shape=image_shape,
+            class_names=class_names,
+            scores=scores,
+        )
 
 
 def _members(method: DiffusionBridge | BridgeNetwork) -> list[nn.Module]:

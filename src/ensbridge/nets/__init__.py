@@ -1,6 +1,7 @@
 """Networks: the members, the score networks, and a tap into any network."""
 
 from ensbridge.nets.frn import FRN as FRN
+from ensbridge.nets.preprocessed import Preprocessed as Preprocessed
 from ensbridge.nets.resnet import ResNet as ResNet
 from ensbridge.nets.score import ScoreNet as ScoreNet
 from ensbridge.nets.sizing import MapScore as MapScore

@@ -21,14 +21,13 @@ _FOLDER = '"path/to/this/folder"'
 def write_card(
     fast: FastEnsemble,
     description: Description,
-    image_shape: Sequence[int] | None = None,
     scores: Scores | Mapping[str, Any] | None = None,
 ) -> str:
     """The whole card."""
     parts = [
         HEAD,
         f"# One network in place of {fast.members}\n\n{_what(fast, description)}",
-        f"## Cost\n\n{_cost(fast, image_shape)}",
+        f"## Cost\n\n{_cost(fast, description.facts.image_shape)}",
         f"## Use\n\n```python\n{_use(description)}\n```",
         f"## Measured\n\n{_measured(fast, scores)}",
         f"---\nThis card belongs to the weights with SHA-256 `{description.sha256}`.",
@@ -60,15 +59,11 @@ def _cost(fast: FastEnsemble, image_shape: Sequence[int] | None) -> str:
     if image_shape is None:
         return "\n".join([*lines, "", "Multiply-accumulates were not counted: no image shape was given."])
     like = next(fast.source.parameters(), torch.zeros(1))
-    if not image_shape or not all(type(size) is int and size > 0 for size in image_shape):
-        raise ValueError(f"image_shape is {image_shape}; give that of one image, such as (3, 32, 32)")
     image = torch.zeros(1, *image_shape, dtype=like.dtype, device=like.device)
     try:
         macs = [count_macs(net, image) for net in (fast.source, fast)]
     except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"image_shape is {tuple(image_shape)}, which the model cannot take ({error})"
-        ) from error
+        raise ValueError(f"image_shape is {image_shape}, which the model cannot take ({error})") from error
     shape = "×".join(map(str, image_shape))
     return "\n".join([*lines, _cost_line(f"multiply-accumulates, one image of {shape}", *macs)])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from ensbridge.saving.reading import REMEDY, read, short
 
 FORMAT, VERSION = "ensbridge.FastEnsemble", 1
 _LARGEST = 2**20  # bytes of config.json; those of real models have a few thousand
+LARGEST_IMAGE = 2**26  # numbers in one image
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,35 @@ class BridgeDescription:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What whoever runs a model must know of its images and classes; None where nobody said."""
+
+    image_shape: tuple[int, ...] | None = None  # of one image
+    pixel_range: tuple[float, float] | None = None  # of the images that it was trained with
+    class_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.image_shape
+        if shape is not None and not (shape and min(shape) > 0 and math.prod(shape) <= LARGEST_IMAGE):
+            raise ValueError(f"image_shape is {shape}; give that of one image, such as (3, 32, 32)")
+
+    @classmethod
+    def of(
+        cls, fast: FastEnsemble, image_shape: Sequence[int] | None, class_names: Sequence[str] | None
+    ) -> Facts:
+        """A model's own facts, but for those that are given."""
+        shape = fast.image_shape if image_shape is None else image_shape
+        names = fast.class_names if class_names is None else class_names
+        if shape is not None and not all(type(size) is int for size in shape):
+            raise ValueError(f"image_shape is {shape}; give that of one image, such as (3, 32, 32)")
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+            raise ValueError(f"class_names are {short(names)}; give a list with a name for each class")
+        return cls(
+            None if shape is None else tuple(shape), fast.pixel_range, None if names is None else tuple(names)
+        )
+
+
+@dataclass(frozen=True)
 class Description:
     """All of `config.json`."""
 
@@ -69,6 +100,7 @@ class Description:
     bridges: tuple[BridgeDescription, ...]
     sha256: str  # of the weights' file that belongs to this description
     tied: dict[str, str] = field(default_factory=dict)  # tensors that lie in the file under another's name
+    facts: Facts = Facts()
 
     def __post_init__(self) -> None:
         if self.members < 1:
@@ -76,7 +108,7 @@ class Description:
 
     @classmethod
     def of(
-        cls, fast: FastEnsemble, source: Architecture, sha256: str, tied: Mapping[str, str]
+        cls, fast: FastEnsemble, source: Architecture, sha256: str, tied: Mapping[str, str], facts: Facts
     ) -> Description:
         """Describe a model; what could not be read again is refused here, before anything is written."""
         bridges = fast.each_bridge()
@@ -93,6 +125,7 @@ class Description:
             bridges=tuple(BridgeDescription.of(each, number) for number, each in enumerate(bridges, 1)),
             sha256=sha256,
             tied=dict(tied),
+            facts=facts,
         )
         return read(cls, json.loads(raw.to_json()), "this model")
 
@@ -128,6 +161,7 @@ class Description:
                 temperature=self.temperature,
                 members=self.members,
                 average_source=self.average_source,
+                **vars(self.facts),
             )
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error

@@ -15,7 +15,7 @@ from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import open_folder, read_json, write_atomically
 from ensbridge.saving.architecture import Architecture, by_recipe, on_cpu, on_meta
 from ensbridge.saving.card import HEAD, write_card
-from ensbridge.saving.description import Description, is_ours, read_description
+from ensbridge.saving.description import Description, Facts, is_ours, read_description
 from ensbridge.saving.weights import (
     COPY_AGAIN,
     compare,
@@ -32,6 +32,7 @@ from ensbridge.scores import Scores
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # Where new weights wait for the description that makes them valid.
 PENDING = f".{WEIGHTS}.new"
+EXPORTS = ("model.onnx", "model.pt2")
 
 
 def save(
@@ -41,6 +42,7 @@ def save(
     build: str | None = None,
     arguments: Mapping[str, Any] | None = None,
     image_shape: Sequence[int] | None = None,
+    class_names: Sequence[str] | None = None,
     scores: Scores | Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model; `FastEnsemble.save` says how it is used."""
@@ -50,10 +52,13 @@ def save(
         )
     source = Architecture.of(fast.source) if build is None else by_recipe(fast.source, build, arguments)
     weights, tied = pack(fast)
-    description = Description.of(fast, source, hashlib.sha256(weights).hexdigest(), tied)
-    card = write_card(fast, description, image_shape, scores)
+    facts = Facts.of(fast, image_shape, class_names)
+    description = Description.of(fast, source, hashlib.sha256(weights).hexdigest(), tied, facts)
+    card = write_card(fast, description, scores)
     place = open_folder(folder)
     _make_way(place)
+    for name in EXPORTS:  # of the model that goes
+        (place / name).unlink(missing_ok=True)
     # config.json names its weights by their digest: the moment it is replaced, so is the model.
     write_atomically(place / PENDING, weights)
     write_atomically(place / CARD, card.encode())

@@ -1,0 +1,167 @@
+"""`ensbridge predict`: what a model says of image files, checked against the model itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import entropy
+
+import ensbridge as eb
+from _saving import small
+from ensbridge import cli
+from ensbridge.methods import BridgeConfig
+from ensbridge.predicting import Pixels, open_image, predict_images
+
+NAMES = ("cat", "dog", "bird")
+
+
+def pixels(seed: int = 0, size: tuple[int, ...] = (8, 8, 3)) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("predict") / "model"
+    small(BridgeConfig(), BridgeConfig()).save(folder, image_shape=(3, 8, 8), class_names=NAMES)
+    return folder
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["ensbridge", "predict", *map(str, words)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def test_each_image_is_one_line_of_what_the_model_and_its_source_say(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays = [pixels(seed) for seed in range(3)]
+    files = [tmp_path / f"{number}.png" for number in range(3)]
+    for file, array in zip(files, arrays, strict=True):
+        Image.fromarray(array).save(file)
+    assert command(monkeypatch, saved, *files) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = [json.loads(line) for line in captured.out.splitlines()]
+    fast = eb.load(saved)
+    images = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2) / 255
+    with torch.no_grad():
+        ours, theirs = fast(images).double().softmax(-1), fast.source(images).double().softmax(-1)
+    for line, file, p, q in zip(lines, files, ours, theirs, strict=True):
+        best = int(p.argmax())
+        assert (line["image"], line["label"], line["class_index"]) == (str(file), NAMES[best], best)
+        assert line["probability"] == pytest.approx(p[best].item(), abs=1e-6)
+        assert line["source_probability"] == pytest.approx(q[best].item(), abs=1e-6)
+        assert line["source_label"] == NAMES[int(q.argmax())]
+        assert line["entropy"] == pytest.approx(entropy(p), abs=1e-6)
+        assert line["disagreement"] == pytest.approx((p - q).abs().sum().item() / 2, abs=1e-6)
+
+
+def test_sure_predictions_have_no_entropy_and_opposite_ones_disagree_wholly() -> None:
+    class Sure(torch.nn.Module):
+        class_names = None
+
+        def with_source(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.tensor([[0.0, -2000.0]]), torch.tensor([[-2000.0, 0.0]])
+
+    (found,) = predict_images(Sure(), torch.rand(1, 3, 8, 8))  # type: ignore[arg-type]
+    assert (found.label, found.source_label, found.probability, found.source_probability) == ("0", "1", 1, 0)
+    assert (found.entropy, found.disagreement) == (0, 1)
+
+
+def test_a_bad_file_is_named_and_the_others_are_still_predicted(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(pixels()).save("good.png")
+    Path("text.png").write_text("no image")
+    Path("cut.png").write_bytes(Path("good.png").read_bytes()[:60])
+    Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)).save("deep.png")
+    assert command(monkeypatch, saved, "text.png", "good.png", "cut.png", "deep.png", "none.png", ".") == 2
+    captured = capsys.readouterr()
+    assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["good.png"]
+    problems = captured.err.splitlines()
+    expected = ("text.png is no image", "cut.png cannot be read", "more than 8 bits", "none.png cannot", ".")
+    assert len(problems) == len(expected)
+    for line, words in zip(problems, expected, strict=True):
+        assert line.startswith("ensbridge: ")
+        assert words in line
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("P", 3), ("RGBA", 3), ("RGBA", 4)])
+def test_files_of_every_mode_become_the_models_channels(mode: str, channels: int, tmp_path: Path) -> None:
+    Image.fromarray(pixels()).convert(mode).save(tmp_path / "a.png")
+    image = open_image(tmp_path / "a.png", (channels, 8, 8))
+    assert (image.shape, image.dtype) == ((channels, 8, 8), torch.float32)
+    expected = Image.open(tmp_path / "a.png").convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
+    array = np.asarray(expected).reshape(8, 8, channels)
+    assert image.mul(255).round().permute(1, 2, 0).numpy().astype(np.uint8).tolist() == array.tolist()
+
+
+def test_an_image_of_another_size_is_cropped_around_its_middle(tmp_path: Path) -> None:
+    array = np.zeros((16, 48, 3), dtype=np.uint8)
+    array[:, 16:32] = (10, 200, 30)  # the middle third is all of one colour
+    Image.fromarray(array).save(tmp_path / "wide.png")
+    image = open_image(tmp_path / "wide.png", (3, 8, 8))
+    middle = image[:, :, 2:-2].mul(255).round()
+    assert middle.flatten(1).amin(1).tolist() == middle.flatten(1).amax(1).tolist() == [10, 200, 30]
+
+
+def test_pixels_are_normalised_as_the_user_says_and_never_by_guess() -> None:
+    fast = small(BridgeConfig())
+    assert Pixels.of(fast, None, None) == Pixels()
+    fast.pixel_range = (0.0, 1.005)
+    assert Pixels.of(fast, None, None) == Pixels()
+    fast.pixel_range = (-2.1, 2.6)
+    with pytest.raises(ValueError, match=r"pixels from -2\.1 to 2\.6, .* with --mean and --std"):
+        Pixels.of(fast, None, None)
+    images = torch.rand(2, 3, 4, 4)
+    found = Pixels.of(fast, [0.5, 0.4, 0.3], [0.1, 0.2, 0.3])(images)
+    for channel, (mean, std) in enumerate([(0.5, 0.1), (0.4, 0.2), (0.3, 0.3)]):
+        torch.testing.assert_close(found[:, channel], (images[:, channel] - mean) / std)
+    with pytest.raises(ValueError, match="2 numbers were given for 3 channels"):
+        Pixels((0.5, 0.5))(images)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nothing", "a.png"], "nothing does not exist"),
+        (["plain", "a.png"], "plain does not say what images it takes; give --image-shape"),
+        (["plain", "a.png", "--image-shape", "2,8,8"], "can be read for 1, 3 or 4 channels only"),
+        (["model", "a.png", "--std", "0"], "std is (0.0,); it must be above 0"),
+        (["model", "a.png", "--mean", "0.5,x"], "mean is '0.5,x'; give numbers with commas"),
+        (["model", "a.png", "--device", "tpu"], "the device is 'tpu'"),
+        (["named", "a.png"], "3 classes and 2 class_names"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], sentence: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    small(BridgeConfig()).save(tmp_path / "plain")
+    small(BridgeConfig()).save(tmp_path / "named", image_shape=(3, 8, 8), class_names=NAMES[:2])
+    (tmp_path / "model").symlink_to(saved)
+    Image.fromarray(pixels()).save(tmp_path / "a.png")
+    monkeypatch.chdir(tmp_path)
+    assert command(monkeypatch, *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert sentence in line
+
+
+def test_entropy_is_in_nats(saved: Path) -> None:
+    fast = eb.load(saved)
+    fast.temperature = 1e9  # all classes alike
+    (found,) = predict_images(fast, torch.rand(1, 3, 8, 8))
+    assert found.entropy == pytest.approx(math.log(3))
