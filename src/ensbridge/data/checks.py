@@ -1,0 +1,117 @@
+"""Images and labels from files: checked before they become a set, held out of it, known by a checksum."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ensbridge.data.digits import Splits
+from ensbridge.data.loader import ImageSet
+
+CIFAR_VALIDATION = 9_040 / 50_000
+
+
+def image_set(images: Any, labels: Any, where: str, classes: int | None = None) -> ImageSet:
+    """A set of uint8 images (N, C, H, W) and their labels, or ValueError that begins with `where`.
+
+    >>> len(image_set(np.zeros((2, 3, 4, 4), np.uint8), [0, 1], "test_batch", classes=2))
+    2
+    >>> image_set(np.zeros((2, 3, 4, 4), np.uint8), [0, 2], "test_batch", classes=2)
+    Traceback (most recent call last):
+    ValueError: test_batch has the label 2; 2 classes have labels from 0 to 1
+    """
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        kind = images.dtype if isinstance(images, np.ndarray) else f"a {type(images).__name__}"
+        raise ValueError(f"{where} has images that are {kind}; they must be uint8, from 0 to 255")
+    numbers = whole_numbers(labels, where)
+    if len(numbers) != len(images):
+        raise ValueError(
+            f"{where} has {len(images):,} images and {len(numbers):,} labels; each image needs one"
+        )
+    for label in (numbers.min(initial=0), numbers.max(initial=0)):
+        if label < 0 or (classes is not None and label >= classes):
+            most = "…" if classes is None else classes - 1
+            of = "" if classes is None else f"{classes} "
+            raise ValueError(f"{where} has the label {label}; {of}classes have labels from 0 to {most}")
+    # A copy where the array is a view of a file's bytes, which torch may not write into.
+    array = np.ascontiguousarray(images)
+    array = array if array.flags.writeable else array.copy()
+    return ImageSet(torch.from_numpy(array), torch.from_numpy(numbers))
+
+
+def whole_numbers(labels: Any, where: str) -> np.ndarray:
+    """Labels as int64 in one row, also where they come as a column."""
+    try:
+        array = np.asarray(labels)
+    except ValueError as error:
+        raise ValueError(f"{where} has labels that are no list of numbers") from error
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"{where} has labels that are {array.dtype}; they must be whole numbers")
+    if array.ndim != 1 and array.shape != (len(array), 1):
+        raise ValueError(f"{where} has labels of shape {array.shape}; they must be one row")
+    return array.reshape(-1).astype(np.int64)
+
+
+def channels_first(images: Any, where: str) -> Any:
+    """Images as (N, C, H, W), whether their channels, one or three, come first or last.
+
+    >>> channels_first(np.zeros((5, 32, 32, 3), np.uint8), "set.npz").shape
+    (5, 3, 32, 32)
+    """
+    shape = np.shape(images)
+    first, last = (len(shape) == 4 and shape[axis] in (1, 3) for axis in (1, 3))
+    if first == last:
+        raise ValueError(
+            f"{where} has images of shape {shape}; they must be (images, height, width, channels) with 1 or "
+            "3 channels, or with the channels before the height"
+        )
+    return images if first else images.transpose(0, 3, 1, 2)
+
+
+def hold_out_last(whole: ImageSet, share: float = CIFAR_VALIDATION) -> tuple[ImageSet, ImageSet]:
+    """Training and validation: the last ones are held out, 9,040 of 50,000 as in CIFAR's usual split."""
+    first = len(whole) - max(1, round(len(whole) * share))
+    if first < 1:
+        raise ValueError(f"{len(whole)} training image is too few for training and validation; give more")
+    assert whole.labels is not None
+    return (
+        ImageSet(whole.images[:first], whole.labels[:first]),
+        ImageSet(whole.images[first:], whole.labels[first:]),
+    )
+
+
+def join(parts: Sequence[ImageSet]) -> ImageSet:
+    """One set after the other."""
+    labels = [part.labels for part in parts if part.labels is not None]
+    return ImageSet(torch.cat([part.images for part in parts]), torch.cat(labels))
+
+
+def checksum(splits: Splits, in_order: bool = False) -> str:
+    """The sha256 of a set's pixels and labels, however training and validation are cut.
+
+    It is the same for every order of the images unless `in_order`: the sha256 of each image with its label,
+    sorted, training and validation in one, then the test.
+
+    >>> part = ImageSet(torch.arange(24, dtype=torch.uint8).view(2, 3, 2, 2), torch.tensor([0, 1]))
+    >>> turned = part.subset(torch.tensor([1, 0]))
+    >>> checksum(Splits(part, part, part)) == checksum(Splits(turned, part, turned))
+    True
+    """
+    whole = hashlib.sha256()
+    for parts in ((splits.train, splits.val), (splits.test,)):
+        each = [digest for part in parts for digest in _digests(part)]
+        whole.update(f"{len(each)} images {tuple(parts[0].images.shape[1:])}:".encode())
+        whole.update(b"".join(each if in_order else sorted(each)))
+    return whole.hexdigest()
+
+
+def _digests(part: ImageSet) -> Iterable[bytes]:
+    """The sha256 of each image's bytes, channels first, and its label in eight bytes."""
+    assert part.labels is not None
+    images, labels = part.images.contiguous().numpy(), part.labels.tolist()
+    for image, label in zip(images, labels, strict=True):
+        yield hashlib.sha256(image.tobytes() + label.to_bytes(8, "little")).digest()

@@ -1,0 +1,95 @@
+"""One corruption of some images: a function of their pixels, their places in the set, and the seed."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ensbridge.data.corruptions.constants import CONSTANTS, CORRUPTIONS, SEVERITIES, SIZE
+
+Image = NDArray[np.float64]  # (32, 32, 3), in [0, 1]
+Corruption = Callable[[Image, Any, np.random.Generator], Image]
+
+# An unchanged value may come back a rounding error too small, which must not cost it a level.
+HAIR = 1e-6
+
+
+def corrupt(
+    images: NDArray[np.uint8], name: str, severity: int, seed: int = 0, first: int = 0
+) -> NDArray[np.uint8]:
+    """Corrupt images (N, 32, 32, 3), uint8, of which the first has place `first` in its set.
+
+    Every image has random numbers of its own, from the seed, the corruption, the severity and its place, so
+    that any part of a set comes out as it does within the whole.
+
+    >>> images = np.full((4, 32, 32, 3), 128, np.uint8)
+    >>> noisy = corrupt(images, "gaussian_noise", severity=3, seed=0)
+    >>> bool((corrupt(images[2:], "gaussian_noise", severity=3, seed=0, first=2) == noisy[2:]).all())
+    True
+    """
+    check_images(images)
+    check_severity(severity)
+    seed = check_number("seed", seed)
+    first = check_number("first", first)
+    function = corruption(name)
+    constant = CONSTANTS[name][severity - 1]
+    result = np.empty_like(images)
+    for place, image in enumerate(images):
+        rng = generator(seed, name, severity, first + place)
+        changed = function(image / 255, constant, rng)
+        # Truncated, as the published set is, not rounded.
+        result[place] = np.uint8(np.clip(changed, 0, 1) * 255 + HAIR)
+    return result
+
+
+def generator(seed: int, name: str, severity: int, place: int) -> np.random.Generator:
+    """The random numbers of one image under one corruption at one severity."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode()), severity, place])
+
+
+def corruption(name: str) -> Corruption:
+    """The function of a corruption: (image, constant, random numbers) to image."""
+    if name not in CONSTANTS:
+        raise ValueError(f"corruption {name!r} is not known; there are: {', '.join(CORRUPTIONS)}")
+    try:
+        from ensbridge.data.corruptions import blur, digital, noise, spatter, weather
+    except ImportError as error:
+        raise ValueError(
+            f"the corruptions need {error.name}, which is missing; pip install 'ensbridge[corruptions]'"
+        ) from error
+    homes = (noise, blur, weather, spatter, digital)
+    return next(getattr(home, name) for home in homes if hasattr(home, name))
+
+
+def check_images(images: NDArray[np.uint8]) -> None:
+    """Refuse what is no uint8 array of colour images of the size for which the constants are."""
+    if not isinstance(images, np.ndarray):
+        raise ValueError(f"images are a {type(images).__name__}; give a numpy array of uint8")
+    if images.dtype != np.uint8:
+        raise ValueError(f"images are {images.dtype}; give uint8 from 0 to 255")
+    if images.shape[1:] != (SIZE, SIZE, 3) or len(images) == 0:
+        raise ValueError(
+            f"images have shape {images.shape}; the constants are made for (images, {SIZE}, {SIZE}, 3)"
+        )
+
+
+def check_severity(severity: int) -> None:
+    """Refuse a severity that there is not."""
+    if isinstance(severity, bool) or severity not in SEVERITIES:
+        raise ValueError(f"severity is {severity!r}; it must be 1, 2, 3, 4 or 5")
+
+
+def check_number(name: str, value: int) -> int:
+    """A whole number that is not negative, of any integer type."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number from 0")
+    return number

@@ -1,0 +1,38 @@
+"""Image files, decoded by Pillow where it is installed."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+
+_MOST_PIXELS = 2**25  # more than any image of a set, or sheet of them, has
+
+
+def pillow() -> Any:
+    """Pillow's Image, or ValueError that says how to install it."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ValueError(
+            "image files are read with Pillow, which is missing; pip install 'ensbridge[data]'"
+        ) from error
+    return Image
+
+
+def decode(content: bytes, where: str) -> np.ndarray:
+    """The pixels (H, W, 3) of an image file; grey ones become colour, transparency is left out."""
+    image = pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", image.DecompressionBombWarning)
+            with image.open(io.BytesIO(content)) as picture:
+                width, height = picture.size
+                if width * height > _MOST_PIXELS:
+                    raise ValueError(f"{width}×{height} pixels are too many")
+                return np.asarray(picture.convert("RGB"))
+    except Exception as error:  # Pillow's decoders fail in many ways on damaged files
+        what = " ".join(str(error).split())[:120]
+        raise ValueError(f"{where} is no whole image ({what}); restore it, or take it out") from error

@@ -1,0 +1,105 @@
+"""The one front door to sets on disk: by name, as an `.npz`, or as a folder whose layout is recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ensbridge.data.arrays import read_npz
+from ensbridge.data.cifar import CIFAR10, CIFAR100, read_cifar
+from ensbridge.data.digits import Splits
+from ensbridge.data.folder import read_image_folder
+from ensbridge.data.imagenet64 import IMAGENET64, read_imagenet64
+from ensbridge.data.known import KNOWN, KnownSet, Stage, default_root, silent
+from ensbridge.data.sources import from_folder
+from ensbridge.data.tiny_imagenet import read_tiny_imagenet
+
+
+def open_splits(source: Path | str, root: Path | str | None = None, stage: Stage = silent) -> Splits:
+    """A set in its three parts, as uint8 images (N, C, H, W) on the CPU.
+
+    `source` is the name of a known set, which lies in `root` (by default the folder that ENSBRIDGE_DATA
+    names, or data/), or the path of an `.npz`, of a set in its official layout, or of a folder of images in
+    folders named by class. A path that looks like a name is written ./name.
+
+    >>> open_splits("cifar10", root="/nowhere")
+    Traceback (most recent call last):
+    ValueError: cifar10 is not in /nowhere; to get it: ensbridge data get cifar10 --root /nowhere
+    """
+    if isinstance(source, str) and source in KNOWN:
+        known, folder = KNOWN[source], Path(default_root() if root is None else root)
+        place = find(known, folder)
+        if place is None:
+            remedy = f"to get it: ensbridge data get {source} --root {folder}"
+            raise ValueError(f"{source} is not in {folder}; {remedy if known.url else _BY_HAND}")
+        splits = open_path(place, stage)
+        known.check(splits, place)
+        return splits
+    if not Path(source).exists():
+        names = ", ".join(KNOWN)
+        raise ValueError(f"{source} does not exist, nor is it a known set; those are: {names}")
+    return open_path(Path(source), stage)
+
+
+_BY_HAND = "unpack train_data_batch_1 to _10 and val_data, from image-net.org, into its folder imagenet64"
+
+
+def find(known: KnownSet, root: Path) -> Path | None:
+    """Where a known set lies in `root`: as an `.npz`, or in its official layout."""
+    for place in (root / f"{known.name}.npz", root / known.folder):
+        if place.exists():
+            return place
+    return None
+
+
+def open_path(path: Path, stage: Stage = silent) -> Splits:
+    """The set in a file or folder, by what lies there."""
+    if path.is_file():
+        if path.suffix != ".npz":
+            raise ValueError(f"{path} is no .npz; give one, or a folder in a layout that is known")
+        return read_npz(path)
+    if (layout := layout_of(path)) is not None:
+        return layout.read(path, stage)
+    return read_image_folder(path, stage)
+
+
+class Layout(NamedTuple):
+    """A folder's layout, recognised by any of its files, so that those that are missing can be named."""
+
+    title: str
+    marks: tuple[str, ...]
+    read: Callable[[Path, Stage], Splits]
+
+
+def _cifar_10_c(path: Path, stage: Stage) -> Splits:
+    raise ValueError(
+        f"{path} holds corrupted test images and none for training; ensbridge.data.read_corrupted reads them"
+    )
+
+
+LAYOUTS = (
+    Layout("CIFAR-10's batches", CIFAR10.files, lambda path, _: read_cifar(from_folder(path), CIFAR10, path)),
+    Layout(
+        "Tiny ImageNet's folders",
+        ("wnids.txt", "val/val_annotations.txt"),
+        lambda path, stage: read_tiny_imagenet(from_folder(path), path, stage),
+    ),
+    Layout(
+        "ImageNet64's batches",
+        IMAGENET64.files,
+        lambda path, stage: read_imagenet64(from_folder(path), path, stage),
+    ),
+    Layout(
+        "CIFAR-100's files", CIFAR100.files, lambda path, _: read_cifar(from_folder(path), CIFAR100, path)
+    ),
+    Layout("CIFAR-10-C's arrays", ("labels.npy",), _cifar_10_c),
+)
+
+
+def layout_of(folder: Path) -> Layout | None:
+    """The layout of a folder, or None where it has the files of none."""
+    for layout in LAYOUTS:
+        if any((folder / mark).is_file() for mark in layout.marks):
+            return layout
+    return None

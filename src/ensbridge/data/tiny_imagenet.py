@@ -1,0 +1,86 @@
+"""Tiny ImageNet in its official layout, `tiny-imagenet-200`.
+
+Classes are numbered in the alphabetical order of their WordNet names. The set's own labelled `val` is the
+test set; validation is the last tenth of each class's training images, since files lie class by class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ensbridge.data.checks import image_set
+from ensbridge.data.digits import Splits
+from ensbridge.data.known import Stage, silent
+from ensbridge.data.loader import ImageSet
+from ensbridge.data.pictures import decode
+from ensbridge.data.sources import Read
+
+
+@dataclass(frozen=True)
+class TinyLayout:
+    """How many classes there are, how many images of each, and how many in the set's own `val`."""
+
+    classes: int = 200
+    per_class: int = 500
+    validation: int = 50  # of each class's
+    test: int = 10_000
+    size: int = 64
+
+
+TINY = TinyLayout()
+
+
+def read_tiny_imagenet(
+    read: Read, where: Path | str, stage: Stage = silent, layout: TinyLayout = TINY
+) -> Splits:
+    """The set in `tiny-imagenet-200`, whose files `read` brings."""
+    names = sorted(set(_text(read, "wnids.txt", where).split()))
+    if len(names) != layout.classes:
+        raise ValueError(f"{where}/wnids.txt names {len(names)} classes; Tiny ImageNet has {layout.classes}")
+    advance = stage("images", layout.classes * layout.per_class + layout.test)
+
+    def pictures(files: Sequence[tuple[str, int]]) -> ImageSet:
+        images = np.empty((len(files), 3, layout.size, layout.size), np.uint8)
+        for number, (name, _) in enumerate(files):
+            pixels = decode(read(name), f"{where}/{name}")
+            if pixels.shape[:2] != (layout.size, layout.size):
+                height, width = pixels.shape[:2]
+                raise ValueError(
+                    f"{where}/{name} is {width}×{height}; it must be {layout.size}×{layout.size}"
+                )
+            images[number] = pixels.transpose(2, 0, 1)
+            advance(1)
+        return image_set(images, [label for _, label in files], str(where), layout.classes)
+
+    first = layout.per_class - layout.validation
+    ranges = (range(first), range(first, layout.per_class))
+    train, val = (
+        [(f"train/{name}/images/{name}_{i}.JPEG", label) for label, name in enumerate(names) for i in numbers]
+        for numbers in ranges
+    )
+    return Splits(pictures(train), pictures(val), pictures(_test(read, names, where, layout)))
+
+
+def _test(read: Read, names: Sequence[str], where: Path | str, layout: TinyLayout) -> list[tuple[str, int]]:
+    """The files of the labelled `val`, as its annotations name them."""
+    place, label = f"{where}/val/val_annotations.txt", {name: i for i, name in enumerate(names)}
+    found = []
+    for line in _text(read, "val/val_annotations.txt", where).splitlines():
+        file, name = (*line.split("\t"), "", "")[:2]
+        if name not in label or "/" in file or not file.endswith(".JPEG"):
+            raise ValueError(f"{place} has the line {line[:60]!r}; it must begin with a file and a class")
+        found.append((f"val/images/{file}", label[name]))
+    if len(found) != layout.test:
+        raise ValueError(f"{place} names {len(found):,} images; Tiny ImageNet has {layout.test:,}")
+    return found
+
+
+def _text(read: Read, name: str, where: Path | str) -> str:
+    try:
+        return read(name).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}/{name} is no text; get the set again") from error

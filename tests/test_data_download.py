@@ -1,0 +1,119 @@
+"""Downloads: going on after a cut, starting over where that is wrong, ending where a server does not help."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import _sets
+from _host import Host, serving
+from ensbridge.data.fetch import download as downloads
+from ensbridge.data.fetch.download import Unavailable, download
+
+CONTENT = bytes(_sets.pixels(100_000))
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with serving(CONTENT) as made:
+        yield made
+
+
+def md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
+
+
+def test_a_file_comes_whole(host: Host, tmp_path: Path) -> None:
+    for host.length in (True, False):
+        part = tmp_path / f"part-{host.length}"
+        download(host.url, part, md5(CONTENT))
+        assert part.read_bytes() == CONTENT
+    assert host.asked == [None, None]
+
+
+def test_a_cut_download_goes_on_where_it_ended(host: Host, tmp_path: Path) -> None:
+    host.cut, host.cuts = 30_000, 2
+    download(host.url, tmp_path / "part", md5(CONTENT))
+    assert (tmp_path / "part").read_bytes() == CONTENT
+    assert host.asked == [None, "bytes=30000-", "bytes=60000-"]
+
+
+def test_a_later_call_goes_on_and_a_whole_part_is_not_asked_for(host: Host, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.write_bytes(CONTENT[:70_000])
+    download(host.url, part, md5(CONTENT))
+    assert part.read_bytes() == CONTENT
+    download(host.url, part, md5(CONTENT))
+    assert host.asked == ["bytes=70000-"]
+
+
+def test_a_server_without_ranges_starts_over(host: Host, tmp_path: Path) -> None:
+    host.ranges = False
+    (tmp_path / "part").write_bytes(CONTENT[:70_000])
+    download(host.url, tmp_path / "part", md5(CONTENT))
+    assert (tmp_path / "part").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("old", [b"x" * 500, b"x" * 100_000, b"x" * 200_000])
+def test_a_part_of_another_file_is_fetched_anew(old: bytes, host: Host, tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(old)
+    download(host.url, tmp_path / "part", md5(CONTENT))
+    assert (tmp_path / "part").read_bytes() == CONTENT
+    assert host.asked == [f"bytes={len(old)}-", None]
+
+
+def test_a_wrong_checksum_leaves_nothing(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"127.0.0.1:\d+ gave a file with a wrong checksum"):
+        download(host.url, tmp_path / "part", md5(b"another"))
+    assert list(tmp_path.iterdir()) == []
+    assert host.asked == [None]
+
+
+@pytest.mark.parametrize("status", [403, 404, 416, 503])
+def test_a_server_that_refuses_is_quoted(status: int, host: Host, tmp_path: Path) -> None:
+    host.status = status
+    with pytest.raises(Unavailable, match=rf"127.0.0.1:\d+ answers {status} \w+"):
+        download(host.url, tmp_path / "part", md5(CONTENT))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_stops_for_good_is_left_with_its_part(host: Host, tmp_path: Path) -> None:
+    host.cut, host.ranges = 30_000, False
+    with pytest.raises(Unavailable, match=r"stopped after 0.0 MB \(the connection ended\); the same command"):
+        download(host.url, tmp_path / "part", md5(CONTENT))
+    assert (tmp_path / "part").read_bytes() == CONTENT[:30_000]
+    assert len(host.asked) == 2
+
+
+def test_a_server_that_falls_silent_is_not_waited_for(host: Host, tmp_path: Path) -> None:
+    host.cut, host.stalls, host.ranges = 30_000, True, False
+    with pytest.raises(Unavailable, match="stopped after"):
+        download(host.url, tmp_path / "part", md5(CONTENT), timeout=0.2)
+    assert CONTENT.startswith((tmp_path / "part").read_bytes())
+    assert (tmp_path / "part").stat().st_size >= 30_000
+
+
+def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"127.0.0.1:1 cannot be reached \(Connection refused\)"):
+        download("http://127.0.0.1:1/x", tmp_path / "part", md5(b""))
+
+
+def test_endless_answers_end(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "_LARGEST", 50_000)
+    host.length = False
+    with pytest.raises(Unavailable, match="sends more than the file has"):
+        download(host.url, tmp_path / "part", md5(CONTENT))
+
+
+def test_progress_counts_what_was_there_and_ends_at_its_total(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "_BLOCK", 10_000)
+    (tmp_path / "part").write_bytes(CONTENT[:40_000])
+    steps: list[int] = []
+    download(host.url, tmp_path / "part", md5(CONTENT), lambda _, total: steps.append(-total) or steps.append)
+    assert sum(steps) == 0
+    assert steps[:2] == [-10, 4]
