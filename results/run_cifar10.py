@@ -4,8 +4,9 @@
     python results/run_cifar10.py bridges DATA.npz OUT --weights FOLDER [--epochs 100]
     python results/run_cifar10.py long DATA.npz OUT --weights FOLDER --run FOLDER [--epochs 300]
 
-`long` trains KL bridges towards members {1, 2, 3} and {1, 4, 5} and a control side by side; killed, it goes
-on from the folder of --run.
+`long` trains KL bridges towards groups of members, and their control, from several seeds side by side;
+killed, it goes on from the folder of --run. --held-out adds images that no member has seen, without labels.
+The test set is looked at with --final only.
 
 DATA.npz holds train_images, train_labels, test_images, test_labels (uint8 NHWC). The first 40,960 training
 images are trained on, the other 9,040 are for validation. Weights land in OUT as safetensors.
@@ -26,7 +27,8 @@ from ensbridge.data import Augment, ImageSet, Splits
 from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import evaluate, predict
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.methods import BridgeConfig, DeepEnsemble, DiffusionBridge, Together
+from ensbridge.methods import BridgeConfig, DeepEnsemble, DiffusionBridge, EnsembleDistillation, Together
+from ensbridge.methods.method import AbstractMethod
 from ensbridge.metrics import accuracy, nll
 from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.recipes.recipe import build
@@ -107,10 +109,16 @@ def save_bridges(out: Path, prefix: str, methods: dict[str, DiffusionBridge]) ->
 
 
 def measure(
-    out: Path, prefix: str, ensemble: Ensemble, models: dict[str, FastEnsemble], data: Splits
+    out: Path,
+    prefix: str,
+    ensemble: Ensemble,
+    models: dict[str, torch.nn.Module],
+    data: Splits,
+    final: bool = True,
 ) -> None:
+    """Scores on validation and, where all is chosen, on the test set; log-probabilities beside them."""
     ladder = {f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)}
-    for part, held in (("validation", data.val), ("test", data.test)):
+    for part, held in (("validation", data.val), ("test", data.test))[: 2 if final else 1]:
         scores = evaluate(
             {**ladder, **models},
             held,
@@ -123,6 +131,8 @@ def measure(
         )
         print(f"\n{part}\n{scores.table()}", flush=True)
         (out / f"{prefix}-{part}.json").write_text(scores.to_json())
+        log_probs = {name: predict(model, held, 1000).half().cpu().numpy() for name, model in models.items()}
+        np.savez_compressed(out / f"{prefix}-{part}.npz", **log_probs)
 
 
 def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
@@ -166,34 +176,61 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
 
 
 def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
+    """KL bridges towards each of --targets from each of --seeds, side by side; ED where it is asked for."""
     ensemble = load_members(weights)
     config = FitConfig(
         options.epochs,
         options.batch,
         options.lr,
-        augment=replace(CROP, mixup=0.4),
+        augment=replace(CROP, mixup=options.mixup),
         log_every=800,
-        checkpoint_every=1600,
-        seed=options.seed,
+        checkpoint_every=options.checkpoint_every,
+        seed=options.seeds[0],
     )
+    law = TemperatureLaw(base=options.base)
 
-    def method(*target: int) -> DiffusionBridge:
-        bridge = BridgeConfig(temperature=TemperatureLaw(base=options.base), ema=options.ema)
-        score = build(lambda: ScoreNet.cifar10(z_input="none"), derive_seed(options.seed, "score", *target))
+    def method(seed: int, target: tuple[int, ...]) -> DiffusionBridge:
+        bridge = BridgeConfig(temperature=law, ema=options.ema)
+        score = build(lambda: ScoreNet.cifar10(z_input="none"), derive_seed(seed, "score", *target))
         return DiffusionBridge(ensemble, score.to(DEVICE), loss="kl", target=target, config=bridge)
 
-    methods = {"a": method(0, 1, 2), "b": method(0, 3, 4), "control": method(0)}
+    targets = [tuple(int(number) - 1 for number in text.split(",")) for text in options.targets]
+    bridges = {(seed, target): method(seed, target) for seed in options.seeds for target in targets}
+    names = {key: f"{'-'.join(str(i + 1) for i in key[1])} seed {key[0]}" for key in bridges}
+    methods: dict[str, AbstractMethod] = {names[key]: each for key, each in bridges.items()}
+    configs = dict.fromkeys(methods, config)
+    if options.ed:
+        student = build(lambda: ResNet.resnet32x2(10), derive_seed(options.seeds[0], "student")).to(DEVICE)
+        methods["ED"] = EnsembleDistillation(ensemble.first(3), student)
+        configs["ED"] = replace(config, lr=0.1, optimizer="sgd", weight_decay=1e-3)
+    images = with_held_out(data, options.held_out, options.held_out_times).without_labels()
     begun = time.time()
-    fit(Together(methods), data.train.without_labels(), config, options.run, progress("bridges"))
+    fit(Together(methods), images, configs, options.run, progress("bridges"))
     minutes = (time.time() - begun) / 60
-    save_bridges(out, "long", methods)
-    models = {
-        "+1 DBN (KL)": FastEnsemble.of(methods["a"]),
-        "+2 DBN (KL, DE-5)": FastEnsemble.of(methods["a"], methods["b"]),
-        "control (KL)": FastEnsemble.of(methods["control"]),
+    save_bridges(out, options.name, {names[key]: each for key, each in bridges.items()})
+    models: dict[str, torch.nn.Module] = {
+        f"{'control' if key[1] == (0,) else '+1 DBN'} (KL) {names[key]}": FastEnsemble.of(each)
+        for key, each in bridges.items()
     }
-    measure(out, "scores-long", ensemble, models, data)
+    for seed in options.seeds:
+        several = [bridges[seed, target] for target in targets if len(target) > 1]
+        if len(several) > 1:
+            models[f"+{len(several)} DBN (KL, DE-5) seed {seed}"] = FastEnsemble.of(*several)
+    if len(options.seeds) > 1 and (0,) in targets:
+        pair = [bridges[seed, (0,)] for seed in options.seeds[:2]]
+        models["control of two bridges (KL)"] = FastEnsemble.of(*pair)
+    if options.ed:
+        models["ED"] = student
+        weights_of = {k: v.cpu().contiguous() for k, v in student.state_dict().items()}
+        save_file(weights_of, out / f"{options.name}-ed.safetensors")
+    held = data._replace(val=data.val.subset(torch.arange(options.held_out, len(data.val), device=DEVICE)))
+    measure(out, options.name, ensemble, models, held if options.held_out else data, options.final)
     print(f"this call trained for {minutes:.1f} minutes; options {vars(options)}")
+
+
+def with_held_out(data: Splits, count: int, times: int) -> ImageSet:
+    """The training images and, `times` over, the first `count` of validation, which no member has seen."""
+    return ImageSet(torch.cat([data.train.images, *[data.val.images[:count]] * times]))
 
 
 def main() -> None:
@@ -204,6 +241,19 @@ def main() -> None:
     parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--run", type=Path, help="the folder of the long run's checkpoints")
+    parser.add_argument("--name", default="long", help="of the long run's files")
+    parser.add_argument(
+        "--targets", nargs="+", default=["1,2,3", "1,4,5", "1"], help="members of each bridge"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the bridges' weights")
+    parser.add_argument("--mixup", type=float, default=0.4)
+    parser.add_argument(
+        "--held-out", type=int, default=0, help="images of validation to train on, unlabelled"
+    )
+    parser.add_argument("--held-out-times", type=int, default=3)
+    parser.add_argument("--ed", action="store_true", help="train ED beside the bridges")
+    parser.add_argument("--final", action="store_true", help="look at the test set, once all is chosen")
+    parser.add_argument("--checkpoint-every", type=int, default=1600)
     parser.add_argument("--base", type=float, default=2.0, help="T of the long run")
     parser.add_argument("--epochs", type=float, default=200)
     parser.add_argument("--distill-epochs", type=float, default=10)

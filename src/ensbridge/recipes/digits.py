@@ -76,5 +76,6 @@ def digits(preset: Preset = "default") -> Recipe:
         curve_fit=FitConfig(epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3),
         bridge=config,
         end2_predict="softmax" if preset == "released" else "dirichlet",
+        on_gpu=False,  # compiling its steps would take longer than they do
     )
     return level(recipe)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import nn
 
 from ensbridge.data.digits import Splits
@@ -20,12 +21,13 @@ from ensbridge.methods.deep_ensemble import DeepEnsemble
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.method import AbstractMethod, Together
 from ensbridge.recipes.recipe import Recipe, build
-from ensbridge.recipes.threads import Job, Reporter, side_by_side
+from ensbridge.recipes.threads import WORKERS, Job, Reporter, side_by_side
 from ensbridge.scores import Curve, Method
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.distill import distill_together, distillation_grids, stage_name
 from ensbridge.train.fit import Progress, Unfinished, fit, seems_finished
 
+CPU = torch.device("cpu")
 Group = tuple[int, ...]  # members by index; the source alone is the control
 Models = dict[str, tuple[nn.Module, Aim]]  # by their names in the table
 
@@ -44,8 +46,17 @@ class Experiment:
     data: Splits
     reporter: Reporter
     train: bool = True
+    device: torch.device = CPU
     curves: dict[str, Curve] = field(default_factory=dict)
     _homes: dict[tuple[str, str], Path] = field(default_factory=dict)  # of each part and name: its folder
+
+    def build(self, factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+        """A network on the run's device, whose starting weights depend on the seed alone."""
+        return build(factory, seed).to(self.device)
+
+    def side_by_side(self, jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
+        """Run jobs two at a time, or one after the other on a GPU, which one of them fills."""
+        side_by_side(jobs, advance, WORKERS if self.device.type == "cpu" else 1)
 
     def fit(
         self,
@@ -105,12 +116,12 @@ class Experiment:
             self.curves[label] = Curve(label, method, images, loss)
 
 
-def make_members(run: Experiment) -> Ensemble:
-    """Train every member in a folder of its own, two at a time."""
-    recipe = run.recipe
-    advance = run.reporter.stage("members", run.steps(recipe.member_fit) * recipe.members)
-    seeds = [derive_seed(run.seed, "member", index) for index in range(recipe.members)]
-    members = [build(recipe.member, seed) for seed in seeds]
+def make_members(run: Experiment, count: int | None = None) -> Ensemble:
+    """Train every member of the table, or as many as are asked for, in a folder of its own."""
+    recipe, count = run.recipe, run.recipe.members if count is None else count
+    advance = run.reporter.stage("members", run.steps(recipe.member_fit) * count)
+    seeds = [derive_seed(run.seed, "member", index) for index in range(count)]
+    members = [run.build(recipe.member, seed) for seed in seeds]
 
     def job(index: int) -> Job:
         config = replace(recipe.member_fit, seed=seeds[index])
@@ -118,7 +129,7 @@ def make_members(run: Experiment) -> Ensemble:
         part = f"member-{index + 1}"
         return lambda progress: run.fit(part, {"member": (method, config)}, run.data.train, progress)
 
-    side_by_side([job(index) for index in range(recipe.members)], advance)
+    run.side_by_side([job(index) for index in range(count)], advance)
     run.keep_curve("member-1", "member", "DE-1", "DE")
     return Ensemble(members).eval()
 
@@ -134,7 +145,7 @@ def make_curves(run: Experiment, ensemble: Ensemble, others: int) -> list[nn.Mod
         own = {"curve": (curves[index], run.seeded(config, "curve", index + 1))}
         return lambda progress: run.fit(f"curve-1-{index + 2}", own, run.data.train, progress)
 
-    side_by_side([job(index) for index in range(others)], advance)
+    run.side_by_side([job(index) for index in range(others)], advance)
     run.keep_curve("curve-1-2", "curve", "Bezier curve", "BN")
     return [curve.at(0.5) for curve in curves]
 
@@ -158,7 +169,7 @@ def _bridge(
     # A bridge and its control start alike; bridges that are averaged do not.
     paired = group == (0,) or 1 in group
     seed = derive_seed(run.seed, "score") if paired else derive_seed(run.seed, "score", *group)
-    net = build(lambda: run.recipe.score(config.z_input), seed)
+    net = run.build(lambda: run.recipe.score(config.z_input), seed)
     return DiffusionBridge(ensemble, net, run.recipe.feature, loss=loss, target=group, config=config)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ensbridge.recipes.experiment import grids, groups_for
-from ensbridge.recipes.recipe import Recipe
+from ensbridge.recipes.recipe import Recipe, rival_sizes
 from ensbridge.train.config import FitConfig
 
 
@@ -21,29 +21,33 @@ def outline(recipe: Recipe, stages: Sequence[str]) -> list[str]:
     data = recipe.load()
     recipe.try_networks(data)
     images, rounds = len(data.train), len(grids(recipe))
-    others, every = recipe.target - 1, recipe.members - 1
+    sizes, others, every = rival_sizes(recipe), recipe.target - 1, recipe.most_members - 1
     groups = len({tuple(range(recipe.target)), *groups_for(recipe, recipe.members)})
     walk, distill = recipe.bridge_fit, recipe.distill_fit
     steps = f"bridge ({recipe.bridge.num_steps} steps)"
     bridge = [(groups + 1, steps, walk), (2, "bridge (KL)", recipe.kl_fit)]
-    dealt = {group for members in range(2, recipe.members + 1) for group in groups_for(recipe, members)}
+    dealt = {group for members in range(2, recipe.most_members + 1) for group in groups_for(recipe, members)}
+    more = recipe.most_members - recipe.members
+    extra = [(more, "member", recipe.member_fit)] if more else []
     parts: dict[str, list[tuple[int, str, FitConfig]]] = {
         "members": [(recipe.members, "member", recipe.member_fit)],
         "bridge": bridge,
         "distill": [*bridge, *[(groups + 1, "bridge, distilled", distill)] * rounds],
         "rivals": [
-            (others, "Bezier curve", recipe.curve_fit),
-            (1, "ED", recipe.ed_fit),
-            (1, "EnD²", recipe.end2_fit),
-            (2 * others, "bridge network, small and medium", recipe.bn_fit),
+            (max(sizes) - 1, "Bezier curve", recipe.curve_fit),
+            (len(sizes), "ED", recipe.ed_fit),
+            (len(sizes), "EnD²", recipe.end2_fit),
+            (max(sizes) - 1 + others, "bridge network, small and medium", recipe.bn_fit),
         ],
         "tradeoff": [
+            *extra,
             (every, "Bezier curve", recipe.curve_fit),
             (len(dealt), steps, walk),
             *[(len(dealt), "bridge, distilled", distill)] * rounds,
             (every, "bridge network, medium", recipe.bn_fit),
         ],
         "capacity": [
+            *extra,
             (every, "Bezier curve", recipe.curve_fit),
             (every, steps, walk),
             *[(every, "bridge, distilled", distill)] * rounds,

@@ -10,9 +10,16 @@ from typing import Any, get_args
 
 from ensbridge.methods.diffusion_bridge import Preset
 from ensbridge.recipes.digits import digits
+from ensbridge.recipes.paper import cifar10, cifar100, imagenet64, tiny_imagenet
 from ensbridge.recipes.recipe import RIVALS, Recipe, change, level
 
-RECIPES: dict[str, Callable[[Preset], Recipe]] = {"digits": digits}
+RECIPES: dict[str, Callable[[Preset], Recipe]] = {
+    "digits": digits,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "tiny-imagenet": tiny_imagenet,
+    "imagenet64": imagenet64,
+}
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,15 @@ class Recipe:
     end2_tau: float = 2.0
     end2_predict: Literal["dirichlet", "softmax"] = "dirichlet"
     end2_divisor: Literal["beta0", "s"] = "beta0"
+    rivals_of: tuple[int, ...] = ()  # ensembles that ED, EnD² and BN small stand for, besides the target
+    figure_members: int = 0  # of the trade-off and the capacity, where they are more than the table's
+    level_rivals: bool = True  # whether rivals get as many epochs as the bridge
+    on_gpu: bool = True  # whether it is worth a GPU, where there is one
+
+    @property
+    def most_members(self) -> int:
+        """How many members the figures are made of."""
+        return max(self.members, self.figure_members)
 
     def check(self) -> Recipe:
         """The recipe itself, if its parts fit each other; asked when all changes are made."""
@@ -60,6 +69,8 @@ class Recipe:
                 f"target is {self.target} and members {self.members}; a bridge needs 2 members or more, "
                 f"no more than are trained, and those at most {MOST_MEMBERS}"
             )
+        if self.figure_members > MOST_MEMBERS:
+            raise ValueError(f"figure_members is {self.figure_members}; it must be at most {MOST_MEMBERS}")
         for name in ("ed_tau", "end2_tau"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; a temperature must be above 0, such as 2")
@@ -117,6 +128,11 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     return values | nets
 
 
+def rival_sizes(recipe: Recipe) -> tuple[int, ...]:
+    """The ensembles that rivals stand for: the bridge's target first."""
+    return recipe.target, *(size for size in recipe.rivals_of if recipe.target < size <= recipe.members)
+
+
 RIVALS = ("kl", "ed", "end2", "bn")  # whose `…_fit` has as many image passes as the bridge
 
 
@@ -129,6 +145,8 @@ def level(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
     >>> level(change(digits(), "bridge_fit.epochs=32")).ed_fit.epochs
     40.0
     """
+    if not recipe.level_rivals:
+        return recipe
     stages = distillation_grids(recipe.bridge.schedule.times().tolist(), recipe.bridge.distillation)
     epochs = recipe.bridge_fit.epochs + len(stages) * recipe.distill_fit.epochs
     fits = {f"{name}_fit": getattr(recipe, f"{name}_fit") for name in RIVALS if name not in but}
@@ -168,7 +186,7 @@ def _changed(holder: Any, path: list[str], text: str, whole: str) -> Any:
 def _settable(holder: Any, name: str) -> bool:
     """Whether a field is the user's to set: not what names the recipe, nor the seed, which is the run's."""
     value = getattr(holder, name)
-    return name not in ("name", "preset", "class_names", "seed") and (
+    return name not in ("name", "preset", "class_names", "seed", "rivals_of", "level_rivals", "on_gpu") and (
         is_dataclass(value) or not callable(value)
     )
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ensbridge.data.digits import Splits
 from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import Ruler, environment
 from ensbridge.fast_ensemble import FastEnsemble
@@ -32,13 +35,17 @@ def train_recipe(
     seed: int = 0,
     stages: Sequence[str] = TABLE_STAGES,
     reporter: Reporter | None = None,
+    device: str = "auto",
 ) -> None:
-    """Train the stages of a recipe in the folder `out`, or what is left of them; members come first."""
+    """Train the stages of a recipe in the folder `out`, or what is left of them; members come first.
+
+    It trains on a GPU where there is one and the recipe is worth it, or on `device`.
+    """
     for stage in stages:
         if stage not in ALL_STAGES:
             raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(ALL_STAGES)}")
     with one_thread():
-        run = _open(plan, Path(out), seed, reporter or Silent(), train=True)
+        run = _open(plan, Path(out), seed, reporter or Silent(), True, device)
         with locked(run.folder):
             ensemble = make_members(run)
             for stage in dict.fromkeys(stages):
@@ -47,7 +54,10 @@ def train_recipe(
 
 
 def evaluate_run(
-    out: Path | str, plan: Plan | Recipe | None = None, reporter: Reporter | None = None
+    out: Path | str,
+    plan: Plan | Recipe | None = None,
+    reporter: Reporter | None = None,
+    device: str = "auto",
 ) -> tuple[Scores, list[str]]:
     """Measure what is trained in a run folder and write its `scores.json`; also returns what is missing.
 
@@ -60,7 +70,7 @@ def evaluate_run(
     named, seed = Plan.from_config(config, out)
     plan = named if plan is None else plan
     with one_thread():
-        run = _open(plan, out, seed, reporter or Silent(), train=False)
+        run = _open(plan, out, seed, reporter or Silent(), False, device)
         with locked(run.folder):
             scores, missing = _measure(run, named)
             write_atomically(out / "scores.json", scores.to_json().encode())
@@ -78,9 +88,23 @@ def run_recipe(
     return evaluate_run(out, plan)[0]
 
 
-def _open(plan: Plan | Recipe, out: Path, seed: int, reporter: Reporter, train: bool) -> Experiment:
+def choose_device(name: str, recipe: Recipe) -> torch.device:
+    """The device by its name; "auto" is a GPU where there is one and the recipe is worth it."""
+    if name == "auto":
+        return torch.device("cuda" if recipe.on_gpu and torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"the device is {name!r}; it must be auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("the device is 'cuda', and torch sees no GPU here; leave it out")
+    return torch.device(name)
+
+
+def _open(
+    plan: Plan | Recipe, out: Path, seed: int, reporter: Reporter, train: bool, device: str
+) -> Experiment:
     recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
     named = plan if isinstance(plan, Plan) else Plan(recipe.name, recipe.preset)
+    place = choose_device(device, recipe)
     if train:
         open_folder(out)  # before the data is loaded, which may take long
     data = recipe.load()
@@ -88,7 +112,8 @@ def _open(plan: Plan | Recipe, out: Path, seed: int, reporter: Reporter, train: 
     description = {"plan": named.to_json(), "recipe": describe(recipe), "seed": seed}
     # The same recipe may be asked for in other words.
     folder = RunFolder(out, description, ignore=("plan",)).path
-    return Experiment(recipe, folder, seed, data, reporter, train)
+    data = Splits(*(part.to(place) for part in data))
+    return Experiment(recipe, folder, seed, data, reporter, train, place)
 
 
 def _measure(run: Experiment, plan: Plan) -> tuple[Scores, list[str]]:
@@ -100,6 +125,8 @@ def _measure(run: Experiment, plan: Plan) -> tuple[Scores, list[str]]:
         command = plan.command(run.folder, run.seed, "members")
         raise ValueError(f"{run.folder} has no trained members ({error}); train them: {command}") from error
     found, missing = _stages(run, ensemble)
+    if {"tradeoff", "capacity"} & found.keys():
+        ensemble = make_members(run, recipe.most_members)  # whose ladder the figures are read off
     ruler = Ruler(ensemble, run.data.test, run.data.val, recipe.target)
     bridges = found.get("distill") or found.get("bridge", {})
     rows = ruler.measure({f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)})

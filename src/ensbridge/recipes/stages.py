@@ -23,12 +23,13 @@ from ensbridge.recipes.experiment import (
     groups_for,
     make_curves,
     make_distillation,
+    make_members,
     make_walk,
     slug,
     straight_for,
 )
-from ensbridge.recipes.recipe import build
-from ensbridge.recipes.threads import Job, side_by_side
+from ensbridge.recipes.recipe import rival_sizes
+from ensbridge.recipes.threads import Job
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.fit import Progress
 
@@ -57,7 +58,7 @@ def make_bridges(run: Experiment, ensemble: Ensemble, distill: bool = True) -> M
         methods = {slug(group): (method, config) for group, method in straight.items()}
         run.fit("bridges-kl", methods, run.data.train.without_labels(), progress)
 
-    side_by_side([long_way, short_way], advance)
+    run.side_by_side([long_way, short_way], advance)
     several = f"+1 DBN ({recipe.bridge.num_steps} steps)"
     run.keep_curve("bridges", slug(target), several, "DBN")
     run.keep_curve("bridges", slug(CONTROL), "control", "control")
@@ -88,18 +89,20 @@ def make_rivals(run: Experiment, ensemble: Ensemble) -> Models:
     side by side in two threads of one process.
     """
     recipe = run.recipe
-    first, others = ensemble.first(recipe.target), recipe.target - 1
-    centres = make_curves(run, ensemble, others)
-    students = _distilled(run, first)
+    target, sizes = recipe.target, rival_sizes(recipe)
+    centres = make_curves(run, ensemble, max(sizes) - 1)
+    students = {members: _distilled(run, ensemble.first(members)) for members in sizes}
+    widths = {"small": (0.5, max(sizes) - 1), "medium": (1.0, target - 1)}  # and how many of each
     networks = {
         (size, index): _bridge_network(run, ensemble, [centres[index]], width, size, index)
-        for size, width in (("small", 0.5), ("medium", 1.0))
-        for index in range(others)
+        for size, (width, count) in widths.items()
+        for index in range(count)
     }
-    distilled: dict[str, Trainee] = {
-        "ed": (students[0], run.seeded(recipe.ed_fit, "bridge")),
-        "end2": (students[1], run.seeded(recipe.end2_fit, "bridge")),
-    }
+    distilled: dict[str, Trainee] = {}
+    for members, (ed, end2) in students.items():
+        mark = "" if members == target else f"-{members}"
+        distilled[f"ed{mark}"] = ed, run.seeded(recipe.ed_fit, "bridge")
+        distilled[f"end2{mark}"] = end2, run.seeded(recipe.end2_fit, "bridge")
     bn_fit = run.seeded(recipe.bn_fit, "bridge")
     bridged: dict[str, Trainee] = {
         f"{size}-{index + 1}": (each, bn_fit) for (size, index), each in networks.items()
@@ -107,24 +110,27 @@ def make_rivals(run: Experiment, ensemble: Ensemble) -> Models:
     _fit_side_by_side(run, "rivals", {"rivals": distilled, "rivals-bn": bridged})
     run.keep_curve("rivals", "ed", "ED", "ED")
     run.keep_curve("rivals", "end2", "EnD²", "EnD2")
-    models: Models = {
-        "ED": (students[0].model, Aim("ED", recipe.target)),
-        "EnD²": (students[1].model, Aim("EnD2", recipe.target)),
-    }
-    for size in ("small", "medium"):
+    models: Models = {}
+    for members, (ed, end2) in students.items():
+        mark = "" if members == target else f" (DE-{members})"
+        models[f"ED{mark}"] = ed.model, Aim("ED", members)
+        models[f"EnD²{mark}"] = end2.model, Aim("EnD2", members)
+    for size in widths:
         run.keep_curve("rivals-bn", f"{size}-1", f"BN {size}", "BN")
-        fast = FastEnsemble.of(*(networks[size, index] for index in range(others)))
-        models[f"+{others} BN {size}"] = fast, Aim("BN", recipe.target)
+        for members in sizes if size == "small" else (target,):
+            fast = FastEnsemble.of(*(networks[size, index] for index in range(members - 1)))
+            models[f"+{members - 1} BN {size}"] = fast, Aim("BN", members)
     return models
 
 
 def make_tradeoff(run: Experiment, ensemble: Ensemble) -> Models:
     """As many bridges as 2, 3, … members need: DBN with `target` members each, BN medium with one each."""
-    recipe = run.recipe
-    sizes = range(2, recipe.members + 1)
+    recipe, most = run.recipe, run.recipe.most_members
+    ensemble = _of_figures(run, ensemble)
+    sizes = range(2, most + 1)
     dealt = {members: groups_for(recipe, members) for members in sizes}
     walked = bridges_for(run, ensemble, dict.fromkeys(group for groups in dealt.values() for group in groups))
-    centres = make_curves(run, ensemble, recipe.members - 1)
+    centres = make_curves(run, ensemble, most - 1)
     networks = [
         _bridge_network(run, ensemble, [centre], 1.0, "medium", index) for index, centre in enumerate(centres)
     ]
@@ -140,10 +146,11 @@ def make_tradeoff(run: Experiment, ensemble: Ensemble) -> Models:
 
 def make_capacity(run: Experiment, ensemble: Ensemble) -> Models:
     """One network for 2, 3, … teachers: DBN, BN (towards the mean of its curves' centres), ED and EnD²."""
-    recipe = run.recipe
-    sizes = range(2, recipe.members + 1)
+    recipe, most = run.recipe, run.recipe.most_members
+    ensemble = _of_figures(run, ensemble)
+    sizes = range(2, most + 1)
     walked = bridges_for(run, ensemble, [tuple(range(teachers)) for teachers in sizes])
-    centres = make_curves(run, ensemble, recipe.members - 1)
+    centres = make_curves(run, ensemble, most - 1)
     trainees: dict[str, Trainee] = {}
     bn_fit = run.seeded(recipe.bn_fit, "bridge")
     kept: dict[int, tuple[EnsembleDistillation, ProxyEnD2, BridgeNetwork]] = {}
@@ -164,6 +171,12 @@ def make_capacity(run: Experiment, ensemble: Ensemble) -> Models:
         models[f"ED, {words}"] = ed.model, Aim("ED", teachers)
         models[f"EnD², {words}"] = end2.model, Aim("EnD2", teachers)
     return models
+
+
+def _of_figures(run: Experiment, ensemble: Ensemble) -> Ensemble:
+    """As many members as the figures need, the table's first."""
+    most = run.recipe.most_members
+    return ensemble if most == len(ensemble) else make_members(run, most)
 
 
 STAGES: dict[str, Callable[[Experiment, Ensemble], Models]] = {
@@ -191,7 +204,7 @@ def _walk_and_rivals(
     def rivals(progress: Progress) -> None:
         run.fit(f"{part}-rivals", trainees, run.data.train.without_labels(), progress)
 
-    side_by_side([bridges, rivals], run.reporter.stage(part, steps))
+    run.side_by_side([bridges, rivals], run.reporter.stage(part, steps))
     return one_step
 
 
@@ -204,7 +217,7 @@ def _fit_side_by_side(run: Experiment, stage: str, parts: dict[str, dict[str, Tr
     def job(part: str) -> Job:
         return lambda progress: run.fit(part, parts[part], images, progress)
 
-    side_by_side([job(part) for part in parts], advance)
+    run.side_by_side([job(part) for part in parts], advance)
 
 
 def _distinct(configs: Sequence[FitConfig]) -> list[FitConfig]:
@@ -219,7 +232,7 @@ def _distinct(configs: Sequence[FitConfig]) -> list[FitConfig]:
 def _distilled(run: Experiment, ensemble: Ensemble) -> tuple[EnsembleDistillation, ProxyEnD2]:
     """Untrained ED and EnD², which start alike."""
     recipe = run.recipe
-    ed, end2 = (build(recipe.member, derive_seed(run.seed, "student")) for _ in range(2))
+    ed, end2 = (run.build(recipe.member, derive_seed(run.seed, "student")) for _ in range(2))
     predict, divisor = recipe.end2_predict, recipe.end2_divisor
     return (
         EnsembleDistillation(ensemble, ed, tau=recipe.ed_tau),
@@ -231,7 +244,7 @@ def _bridge_network(
     run: Experiment, ensemble: Ensemble, centres: Sequence[nn.Module], width: float, size: str, index: int
 ) -> BridgeNetwork:
     source = ensemble.source
-    net = build(
+    net = run.build(
         lambda: run.recipe.tail(source, run.recipe.tail_feature, width),
         derive_seed(run.seed, "tail", size, index),
     )

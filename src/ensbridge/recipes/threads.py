@@ -47,15 +47,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def side_by_side(jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
-    """Run jobs, WORKERS at a time; the first error, or an interrupt, stops them all."""
+def side_by_side(jobs: Sequence[Job], advance: Callable[[int], None], workers: int = WORKERS) -> None:
+    """Run jobs, so many at a time; the first error, or an interrupt, stops them all."""
     stop = threading.Event()
 
     def run(job: Job) -> None:
         torch.set_num_threads(1)  # OpenMP counts threads for each calling thread
         job(_counted(advance, stop))
 
-    with ThreadPoolExecutor(WORKERS) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         try:
             futures = [pool.submit(run, job) for job in jobs]
             done = wait(futures, return_when=FIRST_EXCEPTION).done
