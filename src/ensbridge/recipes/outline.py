@@ -18,9 +18,7 @@ def outline(recipe: Recipe, stages: Sequence[str]) -> list[str]:
     bridge    3 × bridge (5 steps)                    64 epochs of 600 images, batches of 64: 600 steps
     bridge    2 × bridge (KL)                         72 epochs of 600 images, batches of 64: 675 steps
     """
-    data = recipe.load()
-    recipe.try_networks(data)
-    images, rounds = len(data.train), len(grids(recipe))
+    images, rounds = recipe.train_images or _images(recipe), len(grids(recipe))
     sizes, others, every = rival_sizes(recipe), recipe.target - 1, recipe.most_members - 1
     groups = len({tuple(range(recipe.target)), *groups_for(recipe, recipe.members)})
     walk, distill = recipe.bridge_fit, recipe.distill_fit
@@ -63,6 +61,13 @@ def outline(recipe: Recipe, stages: Sequence[str]) -> list[str]:
         if stage not in parts:
             raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(parts)}, all")
     return [_line(stage, *part, images) for stage in wanted for part in parts[stage]]
+
+
+def _images(recipe: Recipe) -> int:
+    """How many training images there are; networks that cannot read them say so."""
+    data = recipe.load()
+    recipe.try_networks(data)
+    return len(data.train)
 
 
 def _line(stage: str, count: int, what: str, config: FitConfig, images: int) -> str:

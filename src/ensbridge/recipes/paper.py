@@ -29,7 +29,6 @@ class Setting:
 
     data: str
     images: int  # for training
-    classes: int
     member: Callable[[], ResNet]
     score: Callable[..., ScoreNet]
     member_fit: FitConfig
@@ -38,7 +37,6 @@ class Setting:
     batch: int = 128
     epochs: int = 800
     mixup: float = 0.4
-    ed_tau: float = 4.0
 
 
 def _recipe(setting: Setting, preset: Preset) -> Recipe:
@@ -46,7 +44,7 @@ def _recipe(setting: Setting, preset: Preset) -> Recipe:
     mixed = replace(CROP, mixup=setting.mixup)
     long = FitConfig(setting.epochs, setting.batch, setting.lr, augment=mixed)
     member = setting.member_fit
-    # The paper gives mixup to bridges alone; rivals with as many passes and the same inputs are the fair ones.
+    # The paper gives mixup to bridges alone; the fair rivals see the same inputs, as often.
     rival = mixed if preset == "default" else CROP
     sgd = FitConfig(250, 128, 0.05, "sgd", weight_decay=1e-3, augment=rival)
     steps = BN_WARMUP_EPOCHS * setting.images // 128
@@ -86,6 +84,7 @@ def _recipe(setting: Setting, preset: Preset) -> Recipe:
         curve_fit=member,
         bridge=bridge,
         end2_predict="softmax" if preset == "released" else "dirichlet",
+        train_images=setting.images,
         rivals_of=(5,),
         figure_members=9,
         level_rivals=preset == "default",
@@ -102,7 +101,7 @@ def cifar10(preset: Preset = "default") -> Recipe:
     """
     member = FitConfig(200, 256, 0.1, "sgd", weight_decay=1e-3, augment=CROP)
     return _recipe(
-        Setting("cifar10", 40_960, 10, lambda: ResNet.resnet32x2(10), ScoreNet.cifar10, member), preset
+        Setting("cifar10", 40_960, lambda: ResNet.resnet32x2(10), ScoreNet.cifar10, member), preset
     )
 
 
@@ -110,7 +109,7 @@ def cifar100(preset: Preset = "default") -> Recipe:
     """ResNet-32×4 on CIFAR-100."""
     member = _warmed(FitConfig(200, 128, 0.1, "sgd", weight_decay=5e-4, augment=CROP))
     return _recipe(
-        Setting("cifar100", 40_960, 100, lambda: ResNet.resnet32x4(100), ScoreNet.cifar100, member), preset
+        Setting("cifar100", 40_960, lambda: ResNet.resnet32x4(100), ScoreNet.cifar100, member), preset
     )
 
 
@@ -120,7 +119,6 @@ def tiny_imagenet(preset: Preset = "default") -> Recipe:
     setting = Setting(
         "tiny-imagenet",
         90_000,
-        200,
         lambda: ResNet.resnet34(200),
         ScoreNet.tiny_imagenet,
         member,
@@ -132,13 +130,12 @@ def tiny_imagenet(preset: Preset = "default") -> Recipe:
 
 
 def imagenet64(preset: Preset = "default") -> Recipe:
-    """ResNet-34 without biases on ImageNet64; validation is cut from the training images, never the test's."""
+    """ResNet-34 without biases on ImageNet64; validation is cut from the training images."""
     epochs = 250 if preset == "paper" else 100
     member = _warmed(FitConfig(epochs, 256, 0.1, "sgd", weight_decay=1e-4, augment=CROP))
     setting = Setting(
         "imagenet64",
         1_231_167,
-        1000,
         lambda: ResNet.resnet34(1000, bias=False),
         ScoreNet.imagenet64,
         member,

@@ -52,6 +52,7 @@ class Recipe:
     end2_tau: float = 2.0
     end2_predict: Literal["dirichlet", "softmax"] = "dirichlet"
     end2_divisor: Literal["beta0", "s"] = "beta0"
+    train_images: int = 0  # how many there are, where that is known before the data is loaded
     rivals_of: tuple[int, ...] = ()  # ensembles that ED, EnD² and BN small stand for, besides the target
     figure_members: int = 0  # of the trade-off and the capacity, where they are more than the table's
     level_rivals: bool = True  # whether rivals get as many epochs as the bridge
@@ -183,12 +184,31 @@ def _changed(holder: Any, path: list[str], text: str, whole: str) -> Any:
     return replace(holder, **{path[0]: _parsed(text, kind, whole)})
 
 
+_FIXED = (
+    "name",
+    "preset",
+    "class_names",
+    "seed",
+    "train_images",
+    "rivals_of",
+    "level_rivals",
+    "on_gpu",
+)
+
+
 def _settable(holder: Any, name: str) -> bool:
     """Whether a field is the user's to set: not what names the recipe, nor the seed, which is the run's."""
     value = getattr(holder, name)
-    return name not in ("name", "preset", "class_names", "seed", "rivals_of", "level_rivals", "on_gpu") and (
-        is_dataclass(value) or not callable(value)
-    )
+    return name not in (
+        "name",
+        "preset",
+        "class_names",
+        "seed",
+        "train_images",
+        "rivals_of",
+        "level_rivals",
+        "on_gpu",
+    ) and (is_dataclass(value) or not callable(value))
 
 
 def _parsed(text: str, kind: type, whole: str) -> object:
