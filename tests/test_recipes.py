@@ -185,7 +185,7 @@ def changed(value: Any) -> Any:
     """Another value of the same kind."""
     others = {"adam": "sgd", "sgd": "adam", "grid": "uniform", "image": "batch", "mean": "drawn"}
     others |= {"none": "dead", "exact": "released", "direct": "progressive"}
-    others |= {"default": "paper", "dirichlet": "softmax", "beta0": "s"}
+    others |= {"default": "paper", "dirichlet": "softmax", "beta0": "s", "auto": "float32"}
     if isinstance(value, bool):
         return not value
     if isinstance(value, tuple):

@@ -29,7 +29,7 @@ from ensbridge.methods import (
     StepDistillation,
     Together,
 )
-from ensbridge.methods.method import taps_of
+from ensbridge.methods.method import Batch, taps_of
 from ensbridge.train import FitConfig
 from ensbridge.train.fit import seems_finished
 
@@ -301,13 +301,24 @@ def test_a_run_is_finished_when_its_last_checkpoint_is_there(tmp_path: Path) -> 
 
 
 def test_a_method_names_what_its_loss_observes_and_the_networks_that_it_trains(ensemble: Ensemble) -> None:
+    first, second, third = ensemble.members
     one, other = _tiny.bridge_to(ensemble), _tiny.bridge_to(ensemble, 1)
     elsewhere = DiffusionBridge(ensemble, _tiny.score(), "stem")
-    assert list(one.teachers()) == [(ensemble, _tiny.FEATURE)]
-    assert list(StepDistillation(one).teachers()) == [(ensemble, _tiny.FEATURE)]
+    every = {first: (_tiny.FEATURE,), second: (), third: ()}
+    assert taps_of(one.teachers()) == taps_of(StepDistillation(one).teachers()) == every
     together = Together({"one": one, "other": other, "elsewhere": elsewhere})
-    assert list(together.teachers()) == [(ensemble, _tiny.FEATURE), (ensemble, "stem")]
+    assert taps_of(together.teachers()) == every | {first: (_tiny.FEATURE, "stem")}
     assert list(DeepEnsemble([_tiny.member()]).teachers()) == []
     for method in (one, StepDistillation(one), together, DeepEnsemble([_tiny.member()])):
         inside = {id(p) for network in method.networks() for p in network.parameters()}
         assert inside == {id(p) for p in method.student.parameters()}
+
+
+@pytest.mark.parametrize("target", [(0,), (0, 2), (1, 2), (2,)])
+def test_members_that_are_not_learnt_from_do_not_run(ensemble: Ensemble, target: tuple[int, ...]) -> None:
+    bridge = DiffusionBridge(ensemble, _tiny.score(), loss="kl", target=target)
+    images = _tiny.images()
+    assert list(taps_of(bridge.teachers())) == [ensemble.members[i] for i in sorted({0, *target})]
+    z0, _, _ = bridge.ends(Batch(images, None))
+    chosen = Ensemble([ensemble.members[index] for index in target])
+    torch.testing.assert_close(z0, chosen(images).detach())

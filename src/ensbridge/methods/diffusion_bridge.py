@@ -213,6 +213,9 @@ class DiffusionBridge(AbstractMethod):
             raise ValueError(f"target is {self.target}; it must name members 0 to {len(ensemble) - 1}")
         find_module(ensemble.source, feature)
         self.ensemble = ensemble.eval()
+        # The source and those that are learnt from: no other need run.
+        others = [ensemble.members[index] for index in self.target if index]
+        self._taught = Ensemble([ensemble.source, *others])
         self.feature = feature
         self.objective = loss
         self.bridge = self.student = Bridge(score, config, (0.0, 1.0) if loss == "kl" else None)
@@ -235,16 +238,15 @@ class DiffusionBridge(AbstractMethod):
         return (residual - math.sqrt(self.bridge.config.beta) * sample.target).square().sum(-1).mean()
 
     def ends(self, batch: Batch) -> tuple[Tensor, Tensor, Observation]:
-        """Both ends Z_0 and Z_1 of each image's bridge, and what the members said."""
-        seen = batch.observe(self.ensemble, self.feature)
+        """Both ends Z_0 and Z_1 of each image's bridge, and what source and target said."""
+        seen = batch.observe(self._taught, self.feature)
         score = self.bridge.score
         if isinstance(score, ScoreNet) and score.classes != seen.logits.shape[-1]:
             raise ValueError(
                 f"the score network has {score.classes} classes and the members {seen.logits.shape[-1]}; "
                 "build it with the members' number"
             )
-        # By slices: a list as index would be copied to the device, which a captured step cannot do.
-        z0 = ensemble_logit(torch.stack([seen.logits[index] for index in self.target]))
+        z0 = ensemble_logit(seen.logits if 0 in self.target else seen.logits[1:])
         temperature = self.bridge.draw_temperature(len(z0), z0.device, batch.generator)
         return z0, self.bridge.start(seen.logits[0], temperature), seen
 
@@ -274,8 +276,8 @@ class DiffusionBridge(AbstractMethod):
         return [self.bridge.score]
 
     def teachers(self) -> Sequence[Teacher]:
-        """The ensemble at the feature."""
-        return [(self.ensemble, self.feature)]
+        """The source at the feature, and the other members of the target."""
+        return [(self._taught, self.feature)]
 
     def describe(self) -> dict[str, Any]:
         """The bridge's switches, target and score network."""

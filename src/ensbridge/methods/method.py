@@ -52,7 +52,8 @@ class Batch:
             features = self.taps.get(network, () if feature is None else (feature,))
             runner = self.runners.get(network)
             with torch.no_grad():
-                outputs = runner(self.images) if runner else run_tapped(network, self.images, *features)
+                known = runner is not None
+                outputs = runner(self.images) if known else run_tapped(network, self.images, *features)
             self._seen.setdefault(network, {}).update(zip((None, *features), outputs, strict=True))
         return self._seen[network]
 

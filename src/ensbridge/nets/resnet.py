@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ensbridge.nets.frn import FRN
@@ -31,8 +30,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
-        y = F.silu(self.norm1(self.conv1(x)))
-        return F.silu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = self.norm1.swish_after(self.conv1, x)
+        return self.norm2.swish_after(self.conv2, y, self.shortcut(x))
 
 
 class ResNet(nn.Module):

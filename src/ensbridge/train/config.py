@@ -6,7 +6,7 @@ import hashlib
 import math
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,12 +14,14 @@ from torch import Tensor
 from ensbridge.data.augment import Augment
 
 MOST_EPOCHS = 1_000_000
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
 class FitConfig:
     """How to train: the rate falls along a cosine to 0 over all steps, after an optional linear warm-up.
 
+    `precision` "auto" is bfloat16, where that is safe, in compiled steps on a GPU and float32 elsewhere.
     `seed` decides the order of images and every draw. `checkpoint_every` and `log_every` count steps and
     may be changed between the runs on one folder.
 
@@ -36,6 +38,7 @@ class FitConfig:
     warmup_steps: int = 0
     warmup_lr: float = 0.0
     augment: Augment = field(default_factory=Augment)
+    precision: Precision = "auto"
     seed: int = 0
     checkpoint_every: int = 200
     log_every: int = 20
@@ -43,6 +46,8 @@ class FitConfig:
     def __post_init__(self) -> None:
         if self.optimizer not in ("adam", "sgd"):
             raise ValueError(f"optimizer is {self.optimizer!r}; it must be 'adam' or 'sgd'")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision is {self.precision!r}; it must be one of {get_args(Precision)}")
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int):
             raise ValueError(f"batch_size is {self.batch_size}; it must be a whole number, such as 128")
         if not math.isfinite(self.epochs):

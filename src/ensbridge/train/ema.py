@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+# pyright: reportPrivateImportUsage=false
 import torch
 from torch import Tensor, nn
 
 from ensbridge.methods.method import EmaRule
+
+Pair = tuple[Tensor, Tensor]  # an average, and what it follows
 
 
 class Average:
@@ -24,11 +27,13 @@ class Average:
         self.rules = [rule for _, rule in rules]
         self.tensors: dict[str, Tensor] = {}
         live = student.state_dict(keep_vars=True)
-        self._parts: list[list[tuple[Tensor, Tensor]]] = []  # of each rule: (average, live) pairs
+        self._parts: list[tuple[list[Pair], list[Pair]]] = []  # of each rule: floats, and whole numbers
         for prefix, _ in rules:
             names = [name for name in live if name.startswith(f"{prefix}." if prefix else "")]
             self.tensors |= {name: live[name].detach().clone() for name in names}
-            self._parts.append([(self.tensors[name], live[name]) for name in names])
+            pairs = [(self.tensors[name], live[name]) for name in names]
+            floats = [pair for pair in pairs if pair[0].is_floating_point()]
+            self._parts.append((floats, [pair for pair in pairs if not pair[0].is_floating_point()]))
 
     def keeps(self, step: int) -> list[float]:
         """The share of the old average that stays at a step, for each rule."""
@@ -37,12 +42,16 @@ class Average:
     @torch.no_grad()
     def follow(self, keeps: Sequence[Tensor | float]) -> None:
         """average ← keep·average + (1 - keep)·student; a keep may live on the device."""
-        for keep, part in zip(keeps, self._parts, strict=True):
-            for average, live in part:
-                if average.is_floating_point():
-                    average += (live - average) * (1 - keep)
-                else:
-                    average.copy_(live)
+        for keep, (moving, counted) in zip(keeps, self._parts, strict=True):
+            # All tensors in a few kernels: a captured step would be long with three for each.
+            if moving:
+                averages, lives = (list(each) for each in zip(*moving, strict=True))
+                changes = torch._foreach_sub(lives, averages)
+                torch._foreach_mul_(changes, 1 - keep)
+                torch._foreach_add_(averages, changes)
+            if counted:
+                averages, lives = (list(each) for each in zip(*counted, strict=True))
+                torch._foreach_copy_(averages, lives)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up the average of a checkpoint, in place."""

@@ -17,7 +17,8 @@ from ensbridge.train.checkpoint import RunFolder, checkpoint_path
 from ensbridge.train.config import FitConfig, describe_config
 from ensbridge.train.ema import Average
 from ensbridge.train.optimizers import Configs, Optimizers, shared_config
-from ensbridge.train.step import CapturedStep, EagerStep
+from ensbridge.train.step import AbstractStep
+from ensbridge.train.stepping import StepKind, step_kinds, steps_that_work
 
 Progress = Callable[[int, int, float], None]
 """Called as progress(step, total_steps, loss), after each step or, on a GPU, each span of them; once, with a
@@ -45,14 +46,16 @@ def fit(
     progress: Progress | None = None,
     *,
     only_load: bool = False,
+    step: StepKind | None = None,
 ) -> FitResult:
     """Train a method's student in place; on a folder that holds a part of the run, go on from there.
 
     Killed at any moment and run again, it ends on the CPU with the same weights to the bit. The student is
-    left in evaluation mode, with its averaged weights where the method asks for an average. Data on a GPU
-    is trained with compiled steps in a CUDA graph. Methods trained `Together` may have a configuration each,
-    by name, which agree in all that decides the batches. With `only_load` nothing is trained: a run that is
-    not finished raises `Unfinished`.
+    left in evaluation mode, with its averaged weights where the method asks for an average. Methods trained
+    `Together` may have a configuration each, by name, which agree in all that decides the batches. With
+    `only_load` nothing is trained: a run that is not finished raises `Unfinished`. Data on a GPU is trained
+    with "captured" steps, compiled and in a CUDA graph; where that fails, a warning says why and "compiled"
+    ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one kind and no other.
 
     >>> from ensbridge.methods import DeepEnsemble
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -64,9 +67,9 @@ def fit(
     data, own = as_image_set(train), shared_config(method, config)
     total = own.total_steps(len(data))
     _try_teachers(method, data)
+    kinds = step_kinds(step, data.images.device)
     student = method.student.train()
-    captured = data.images.is_cuda
-    optimizers = Optimizers(method, config, total, captured)
+    optimizers = Optimizers(method, config, total, captured=data.images.is_cuda)
     average = Average(student, method.averages())
     state = _State(student, optimizers, average)
     folder = None if run_dir is None else RunFolder(run_dir, _describe(method, data, config))
@@ -79,18 +82,15 @@ def fit(
     if folder:
         folder.rewind_log(state.step)
     begun, loss = state.step, math.nan
-    kind = CapturedStep if begun < total and captured else EagerStep
-    stepper = kind(method, data, own, optimizers, average)
+    stepper: AbstractStep | None = None
     try:
-        if isinstance(stepper, CapturedStep):
-            before = {name: tensor.clone() for name, tensor in state.tensors().items()}
-            stepper.capture()
-            state.load(before)
+        if begun < total:
+            stepper = steps_that_work(kinds, (method, data, own, optimizers, average), state.put_back())
         if found:
             state.load(found[0])
         if begun == total and progress:
             progress(total, total, loss)
-        while state.step < total:
+        while stepper and state.step < total:
             stop = min(state.step + stepper.stride, total, *_next_marks(own, state.step))
             state.add(stepper.run(state.step, stop), stop)
             loss = sum(state.means().values())
@@ -104,7 +104,8 @@ def fit(
             if progress:
                 progress(stop, total, loss)
     finally:
-        stepper.close()
+        if stepper:
+            stepper.close()
         student.eval()
     student.load_state_dict({**student.state_dict(), **average.tensors})
     return FitResult(total, begun, loss)
@@ -183,6 +184,18 @@ class _State:
         self.student.load_state_dict(parts["student"])
         self.average.load(parts["average"])
         self.optimizers.load(parts["optimizer"])
+
+    def put_back(self) -> Callable[[], None]:
+        """What brings everything back to how it is now."""
+        before = {name: tensor.clone() for name, tensor in self.tensors().items()}
+        buffers = [(buffer, buffer.clone()) for buffer in self.student.buffers()]  # also those not saved
+
+        def restore() -> None:
+            self.load(before)
+            for buffer, then in buffers:
+                buffer.copy_(then)
+
+        return restore
 
     def save(self, folder: RunFolder) -> None:
         counts = {"step": self.step, "count": self.count, "sums": self.sums}
