@@ -169,6 +169,48 @@ def test_one_member_is_no_ensemble() -> None:
         quick([_tiny.member(0)])
 
 
+def test_members_that_are_given_twice_or_cannot_take_the_images_are_named() -> None:
+    member = _tiny.member(0)
+    with pytest.raises(ValueError, match="the same network was given twice"):
+        quick([member, member])
+    other = nn.Sequential(nn.Flatten(), nn.Linear(7, 3))
+    with pytest.raises(ValueError, match=r"member 2 cannot take images of shape \(3, 8, 8\) .*preprocess="):
+        quick([member, other])
+
+
+def test_compiled_members_are_saved_as_they_are_without_it(tmp_path: Path) -> None:
+    members = [_tiny.member(seed) for seed in range(2)]
+    fast = quick([torch.compile(net) for net in members], feature="stages.0.0")  # type: ignore[misc]
+    assert fast.source is members[0]
+    fast.save(tmp_path)
+    assert eb.load(tmp_path)(IMAGES).equal(fast(IMAGES))
+
+
+def test_the_result_knows_what_images_it_takes() -> None:
+    members = [_tiny.member(seed) for seed in range(2)]
+    fast = quick(members, feature="stages.0.0")
+    assert fast.image_shape == (3, 8, 8)
+    assert fast.pixel_range == (IMAGES.min().item(), IMAGES.max().item())
+    whole = quick(members, (255 * IMAGES).byte(), feature="stages.0.0")
+    assert whole.pixel_range == ((255 * IMAGES).byte().min() / 255, (255 * IMAGES).byte().max() / 255)
+
+
+def test_precision_is_the_users_to_choose_and_networks_come_home() -> None:
+    members = [_tiny.member(seed) for seed in range(2)]
+    plain, same, rough = (
+        quick(members, feature="stages.0.0", precision=precision)(IMAGES)
+        for precision in ("auto", "float32", "bfloat16")
+    )
+    assert plain.equal(same)  # on the CPU
+    assert not plain.equal(rough)
+    torch.testing.assert_close(plain, rough, rtol=0.1, atol=0.1)
+    with pytest.raises(ValueError, match="precision is 'half'"):
+        quick(members, feature="stages.0.0", precision="half")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device is 'cuda', and torch sees no GPU here"):
+            quick(members, device="cuda")
+
+
 # ------------------------------------------------------------------------------ ways to hold images
 
 

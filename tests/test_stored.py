@@ -37,7 +37,7 @@ def test_they_are_the_ensemble_to_the_bit_and_only_the_source_is_in_memory(paths
 def test_bridges_trained_on_them_are_the_same(paths: list[Path]) -> None:
     images = _tiny.images(24)
     options = {"feature": _tiny.FEATURE, "budget": 30.0, "epochs": 1.0, "quiet": True}
-    fast = eb.compress(list(eb.Ensemble.from_files(paths, _tiny.member).members), images, **options)
+    fast = eb.compress(eb.Ensemble.from_files(paths, _tiny.member), images, **options)
     plain = eb.compress([_tiny.member(seed) for seed in range(3)], images, **options)
     assert fast(images).equal(plain(images))
 

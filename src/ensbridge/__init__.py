@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ensbridge.exporting import export as export
     from ensbridge.fast_ensemble import FastEnsemble as FastEnsemble
     from ensbridge.saving import load as load
+    from ensbridge.saving import push as push
     from ensbridge.schedule import BridgeSample as BridgeSample
     from ensbridge.schedule import BridgeSchedule as BridgeSchedule
     from ensbridge.schedule import TemperatureLaw as TemperatureLaw
@@ -43,6 +44,7 @@ _HOMES = {
     "export": "exporting",
     "FastEnsemble": "fast_ensemble",
     "load": "saving",
+    "push": "saving",
     "BridgeSample": "schedule",
     "BridgeSchedule": "schedule",
     "TemperatureLaw": "schedule",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ensbridge.data.augment import Augment
 from ensbridge.data.loader import Data, ImageSet, collect
@@ -24,10 +24,10 @@ from ensbridge.methods.method import Together
 from ensbridge.metrics import fit_temperature, nll
 from ensbridge.nets.preprocessed import Preprocess, Preprocessed
 from ensbridge.nets.site import Site, choose_site
-from ensbridge.nets.tap import find_module
+from ensbridge.nets.tap import find_module, read_logits, uncompiled
 from ensbridge.progress import progress_bars
 from ensbridge.schedule import TemperatureLaw
-from ensbridge.train.config import FitConfig, derive_seed
+from ensbridge.train.config import FitConfig, Precision, derive_seed
 from ensbridge.train.fit import Progress, fit
 
 Say = Callable[[str], None]
@@ -53,6 +53,7 @@ def compress(
     augment: Augment | None = None,
     calibrate: bool = True,
     device: torch.device | str | None = None,
+    precision: Precision = "auto",
     seed: int = 0,
     run_dir: Path | str | None = None,
     quiet: bool = False,
@@ -65,7 +66,8 @@ def compress(
     each member that sees images in a way of its own, None for the others. `max_minutes`, or `epochs`, says
     how long to train. `augment` is what may be done to an image without changing its class, mixup aside.
     With `run_dir` the training goes on when the call is repeated. It trains on a GPU where there is one, or
-    on `device`; afterwards all networks are where they were, in evaluation mode.
+    on `device`, with bfloat16 where that is as good, or in the `precision` that is asked for; afterwards all
+    networks are where they were, in evaluation mode.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
     >>> images = torch.rand(64, 1, 4, 4)
@@ -76,7 +78,9 @@ def compress(
     say: Say = (lambda _: None) if quiet else (lambda text: print(f"ensbridge: {text}", file=sys.stderr))
     if len(members) < 2:
         raise ValueError(f"{len(members)} members were given to compress; an ensemble needs at least 2")
-    nets = list(members.members if isinstance(members, Ensemble) else members)
+    nets = [uncompiled(net) for net in (members.members if isinstance(members, Ensemble) else members)]
+    if len(set(nets)) < len(nets):
+        raise ValueError("the same network was given twice to compress; give members that differ")
     groups = member_groups(len(nets), bridges)
     train_set = collect(train, "train").without_labels()
     val_set = None if val is None else collect(val, "val")
@@ -85,6 +89,7 @@ def compress(
         train_set, val_set = train_set.to(place), None if val_set is None else val_set.to(place)
         ensemble = Ensemble(wrapped).eval()
         image = train_set.batch(torch.zeros(1, dtype=torch.long, device=place))[0]
+        _try_members(ensemble, image)
         site = choose_site(ensemble.source, image, feature, budget, bridges)
         say(site.words)
         labelled = val_set is not None and val_set.labels is not None
@@ -95,7 +100,8 @@ def compress(
             for number, group in enumerate(groups)
         }
         mixed = replace(augment or Augment(), mixup=0.4)
-        config = FitConfig(epochs or 1, min(batch_size, len(train_set)), lr, augment=mixed, seed=seed)
+        batch = min(batch_size, len(train_set))
+        config = FitConfig(epochs or 1, batch, lr, augment=mixed, seed=seed, precision=precision)
         if epochs is None:
             minutes = max_minutes or MINUTES
             known = _epochs_begun(run_dir)
@@ -112,6 +118,20 @@ def compress(
     fast.image_shape = tuple(image.shape[1:])
     fast.pixel_range = _pixel_range(train_set)
     return fast
+
+
+def _try_members(ensemble: Ensemble, image: Tensor) -> None:
+    """Run an image through each member, so that what cannot take it is named before anything is trained."""
+    for number, member in enumerate(ensemble.members, 1):
+        try:
+            with torch.no_grad():
+                read_logits(member(image))
+        except Exception as error:  # whatever a network makes of an image that is not for it
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"member {number} cannot take images of shape {tuple(image.shape[1:])} ({reason}); give the "
+                "function that prepares them for it in preprocess="
+            ) from error
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from ensbridge.data.loader import Data
 from ensbridge.ensemble import at_least_float32, ensemble_logit
 from ensbridge.methods.bridge_network import BridgeNetwork, FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, DiffusionBridge
-from ensbridge.nets.tap import find_module, run_tapped
+from ensbridge.nets.tap import find_module, run_tapped, uncompiled
 from ensbridge.scores import Scores
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class FastEnsemble(nn.Module):
             raise ValueError("a FastEnsemble was given 0 bridges; it needs at least 1")
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; it must be above 0")
+        source = uncompiled(source)
         find_module(source, feature)
         self.source = source
         self.bridges = nn.ModuleList(bridges)

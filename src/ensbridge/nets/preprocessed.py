@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from ensbridge.nets.tap import uncompiled
+
 Preprocess = Callable[[Tensor], Tensor]
 
 
@@ -20,7 +22,7 @@ class Preprocessed(nn.Module):
 
     def __init__(self, net: nn.Module, preprocess: Preprocess) -> None:
         super().__init__()
-        self.net, self.preprocess = net, preprocess
+        self.net, self.preprocess = uncompiled(net), preprocess
 
     def forward(self, images: Tensor) -> object:
         """What the network returns for the preprocessed images."""

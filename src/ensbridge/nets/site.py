@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -9,10 +12,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ensbridge.cost import count_macs
-from ensbridge.nets.sizing import fitting_score, priced_scores
-from ensbridge.nets.tap import run_tapped
+from ensbridge.nets.sizing import cheapest_macs, fitting_score, has_channels_last
+from ensbridge.nets.tap import plain_name, run_tapped, uncompiled
 
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 EARLIEST, LATEST = 0.05, 0.8  # a stem tells little, and behind the last layers there is nothing to save
 
 
@@ -32,34 +34,61 @@ def walk_features(net: nn.Module, image: Tensor) -> list[Feature]:
     >>> [(each.name, tuple(each.output.shape)) for each in walk_features(net, torch.rand(1, 1, 2, 2))]
     [('0.0', (1, 4, 2, 2)), ('0.1', (1, 4, 2, 2)), ('0', (1, 4, 2, 2)), ('1', (1, 16)), ('2', (1, 3))]
     """
+    net = uncompiled(net)
     seen: list[tuple[str, object, int]] = []
     counter = FlopCounterMode(display=False)
     handles = [
         module.register_forward_hook(
             lambda _module, _inputs, output, name=name: seen.append((name, output, counter.get_total_flops()))
         )
-        for name, module in net.named_modules()
-        if name
+        for name, module in _names_of(net).items()
     ]
-    training = net.training
     try:
-        with torch.no_grad(), counter:
-            net.eval()(image)
+        with _evaluating(net), counter:
+            net(_two_of(image))
     finally:
-        net.train(training)
         for handle in handles:
             handle.remove()
     total = max(counter.get_total_flops(), 1)
-    runs = [name for name, _, _ in seen]
+    runs = Counter(name for name, _, _ in seen)
     found: list[Feature] = []
     for name, output, flops in seen:
         tensor = output[0] if isinstance(output, tuple | list) and output else output
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or runs.count(name) > 1:
-            continue
-        if tensor.ndim not in (2, 3, 4) or len(tensor) != len(image):
-            continue
-        found.append(Feature(name, tensor.detach(), flops / total))
+        if isinstance(tensor, Tensor) and runs[name] == 1 and _trouble(tensor) is None:
+            found.append(Feature(name, tensor[:1].detach(), flops / total))
     return found
+
+
+def _names_of(net: nn.Module) -> dict[str, nn.Module]:
+    """A network's modules by the names that `find_module` knows, each once."""
+    return {plain_name(name): module for name, module in net.named_modules() if plain_name(name)}
+
+
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; each module's own mode returns on leaving."""
+    training = [(module, module.training) for module in net.modules()]
+    try:
+        with torch.no_grad():
+            net.eval()
+            yield
+    finally:
+        for module, was in training:
+            module.training = was
+
+
+def _two_of(image: Tensor) -> Tensor:
+    """Two images, so that what is not of one image each, such as an embedding of positions, shows itself."""
+    return torch.cat([image[:1], image[:1]])
+
+
+def _trouble(feature: Tensor) -> str | None:
+    """What keeps a bridge from reading a module's output for two images; None where nothing does."""
+    if not feature.is_floating_point():
+        return f"is of {feature.dtype}"
+    if feature.ndim not in (2, 3, 4) or len(feature) != 2:
+        return f"is of shape {tuple(feature.shape)} for 2 images"
+    return None
 
 
 @dataclass(frozen=True)
@@ -78,30 +107,36 @@ def choose_site(
     """The feature that is named, or the earliest whose bridges fit the budget, with a score network for it.
 
     Features count from where the source has done a twentieth of its work, and up to four fifths of it; in a
-    network of a few large layers, where there are none such, all but the last.
+    network of a few large layers, where there are none such, all but the last. Blocks of several layers come
+    before single ones.
 
     >>> layers = [nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 3)]
     >>> choose_site(nn.Sequential(nn.Flatten(), *layers), torch.rand(1, 1, 4, 4), None, budget=1.4).words
     "bridges read '1', the earliest that fits ×1.4 (its output is 256); ×1.25 the source's MACs"
     """
+    source = uncompiled(source)
     if not budget > 1:
         raise ValueError(f"budget is {budget}; it must be above 1, such as 1.2 times the source's cost")
-    with torch.no_grad():
-        classes = run_tapped(source, image)[0].shape[-1]
+    if feature is not None:
+        found, why = [_named(source, image, feature)], "as asked"
+    else:
+        found, why = _stages(source, walk_features(source, image)), f"the earliest that fits ×{budget:g}"
+    with _evaluating(source):
+        classes = run_tapped(source, _two_of(image))[0].shape[-1]
     whole = count_macs(source, image)
     allowed = (budget - 1) * whole / bridges
-    if feature is not None:
-        found = [Feature(feature, run_tapped(source, image, feature)[1].detach(), 1.0)]
-        why = "as asked"
-    else:
-        found = _stages(source, walk_features(source, image))
-        why = f"the earliest that fits ×{budget:g}"
     for each in found:
-        score = fitting_score(each.output, classes, allowed)
+        last = has_channels_last(each.output, image)
+        score = fitting_score(each.output, classes, allowed, last)
         if score is not None:
-            words = f"bridges read {each.name!r}, {why}"
-            return _site(each.name, score, each.output, whole, bridges, words)
-    prices = [macs for each in found for macs, _ in priced_scores(each.output, classes)]
+            state = torch.zeros(1, classes), torch.ones(1)
+            ratio = 1 + bridges * count_macs(score, torch.zeros(each.output.shape), *state) / whole
+            shape = "×".join(map(str, each.output.shape[1:])) + (", channels last" if last else "")
+            words = (
+                f"bridges read {each.name!r}, {why} (its output is {shape}); ×{ratio:.2f} the source's MACs"
+            )
+            return Site(each.name, score, ratio, words)
+    prices = [cheapest_macs(each.output, classes, has_channels_last(each.output, image)) for each in found]
     if not prices:
         raise ValueError(
             "the source has no feature there that a bridge can read; name a module that returns a map, "
@@ -114,16 +149,27 @@ def choose_site(
     )
 
 
+def _named(source: nn.Module, image: Tensor, feature: str) -> Feature:
+    """The feature that the user names."""
+    with _evaluating(source):
+        output = run_tapped(source, _two_of(image), feature)[1]
+    if trouble := _trouble(output):
+        raise ValueError(
+            f"the output of feature {feature!r} {trouble}; name a module that returns a map (B, C, H, W), "
+            "tokens (B, N, C) or a vector (B, C)"
+        )
+    return Feature(plain_name(feature), output[:1], 1.0)
+
+
 def _stages(source: nn.Module, features: list[Feature]) -> list[Feature]:
-    """The features that are worth reading: of whole blocks, not of layers inside them."""
+    """The features that are worth reading, the best first: of blocks, not of layers inside them or alone."""
     within = [each for each in features if EARLIEST <= each.share <= LATEST] or features[:-1]
-    modules = dict(source.named_modules())
-    blocks = [each.name for each in within if not isinstance(modules[each.name], CONTAINERS)]
-    return [each for each in within if not any(each.name.startswith(f"{block}.") for block in blocks)]
+    modules = _names_of(source)
+    whole = [each.name for each in within if type(modules[each.name]).forward is not nn.Sequential.forward]
+    outer = [each for each in within if not any(each.name.startswith(f"{name}.") for name in whole)]
+    return sorted(outer, key=lambda each: not _is_block(modules[each.name]))
 
 
-def _site(feature: str, score: nn.Module, tapped: Tensor, whole: int, bridges: int, words: str) -> Site:
-    state = tapped.new_zeros(1, score.classes), tapped.new_ones(1)  # type: ignore[arg-type]
-    ratio = 1 + bridges * count_macs(score, tapped, *state) / whole
-    shape = "×".join(map(str, tapped.shape[1:]))
-    return Site(feature, score, ratio, f"{words} (its output is {shape}); ×{ratio:.2f} the source's MACs")
+def _is_block(module: nn.Module) -> bool:
+    """Whether there is more to a module than one layer of weights, which a stem of a few parts has not."""
+    return sum(weight.ndim > 1 for weight in module.parameters()) > 1

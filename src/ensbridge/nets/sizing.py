@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ensbridge.cost import count_macs
 from ensbridge.nets.inverted import conv_bn
 from ensbridge.nets.score import ScoreNet
-from ensbridge.nets.token_score import TokenScore
+from ensbridge.nets.token_score import TokenScore, like_weights
 
 WIDTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -19,7 +22,8 @@ class MapScore(nn.Module):
     """A score network of the paper's kind for a map (B, C, H, W) of any number of channels.
 
     A 1×1 convolution brings the map to `width` channels first, where it has others. `deep` has the paper's
-    eleven blocks, else there are three.
+    eleven blocks, else there are three. With `channels_last` the map is (B, H, W, C), as some transformers
+    have it.
 
     >>> import torch
     >>> net = MapScore(classes=3, channels=20, width=8, size=8)
@@ -27,13 +31,21 @@ class MapScore(nn.Module):
     torch.Size([2, 3])
     """
 
-    def __init__(self, classes: int, channels: int, width: int, size: int, deep: bool = True) -> None:
+    def __init__(
+        self,
+        classes: int,
+        channels: int,
+        width: int,
+        size: int,
+        deep: bool = True,
+        channels_last: bool = False,
+    ) -> None:
         super().__init__()
         self._arguments = {"classes": classes, "channels": channels, "width": width, "size": size}
         if min(self._arguments.values()) < 1:
             raise ValueError(f"a score network was asked for with {self._arguments}; each must be at least 1")
-        self._arguments["deep"] = deep
-        self.classes, self.channels = classes, channels
+        self._arguments |= {"deep": deep, "channels_last": channels_last}
+        self.classes, self.channels, self.channels_last = classes, channels, channels_last
         self.entry = nn.Identity() if channels == width else conv_bn(channels, width, 1)
         # The paper's proportions; a small map is not halved.
         first, second = (2 if size >= 8 else 1), (2 if size >= 16 else 1)
@@ -48,20 +60,42 @@ class MapScore(nn.Module):
         """What builds this network again, in JSON's types.
 
         >>> MapScore(3, 20, width=8, size=8).arguments
-        {'classes': 3, 'channels': 20, 'width': 8, 'size': 8, 'deep': True}
+        {'classes': 3, 'channels': 20, 'width': 8, 'size': 8, 'deep': True, 'channels_last': False}
         """
         return dict(self._arguments)
 
     def forward(self, h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
         """ε of shape (B, classes)."""
-        if h.ndim != 4 or h.shape[1] != self.channels:
-            raise ValueError(
-                f"the feature has shape {tuple(h.shape)}; this score network takes (B, {self.channels}, H, W)"
-            )
-        return self.score(self.entry(h), z_t, t)
+        if h.ndim != 4 or h.shape[-1 if self.channels_last else 1] != self.channels:
+            takes = f"H, W, {self.channels}" if self.channels_last else f"{self.channels}, H, W"
+            raise ValueError(f"the feature has shape {tuple(h.shape)}; this score network takes (B, {takes})")
+        if self.channels_last:
+            h = h.movedim(-1, 1)
+        return self.score(self.entry(like_weights(h, self)), z_t, t)
 
 
-def fitting_score(feature: Tensor, classes: int, most_macs: float) -> nn.Module | None:
+def has_channels_last(feature: Tensor, images: Tensor) -> bool:
+    """Whether a map lies as (B, H, W, C): that way, and not as (B, C, H, W), it has the images' proportions.
+
+    >>> import torch
+    >>> images = torch.rand(1, 3, 32, 32)
+    >>> has_channels_last(torch.rand(1, 8, 8, 24), images), has_channels_last(torch.rand(1, 24, 8, 8), images)
+    (True, False)
+    """
+    if feature.ndim != 4 or images.ndim != 4:
+        return False
+    height, width = images.shape[2:]
+    first, second, third = feature.shape[1:]
+
+    def alike(h: int, w: int) -> bool:
+        return abs(h * width - w * height) < max(height, width)  # where sizes were halved, they were rounded
+
+    return alike(first, second) and not alike(second, third)
+
+
+def fitting_score(
+    feature: Tensor, classes: int, most_macs: float, channels_last: bool = False
+) -> MapScore | TokenScore | None:
     """The largest score network for a feature (1, …) that costs at most `most_macs` for one image.
 
     None where not even one of half the feature's channels, capped at 32, is cheap enough, or where the
@@ -72,27 +106,45 @@ def fitting_score(feature: Tensor, classes: int, most_macs: float) -> nn.Module 
     >>> type(score).__name__, score.score.channels
     ('MapScore', 16)
     """
-    fitting = [(macs, score) for macs, score in priced_scores(feature, classes) if macs <= most_macs]
-    return max(fitting, key=lambda each: each[0])[1] if fitting else None
+    # A feature that even the narrowest are too dear for is left at once: there may be many such.
+    if cheapest_macs(feature, classes, channels_last) > most_macs:
+        return None
+    fitting = [each for each in _priced(feature, classes, channels_last) if each[0] <= most_macs]
+    return max(fitting, key=lambda each: each[0])[1]
 
 
-def priced_scores(feature: Tensor, classes: int) -> list[tuple[int, nn.Module]]:
-    """Every score network that a feature (1, …) may have, with its MACs; none for an odd shape."""
-    state, now = feature.new_zeros(len(feature), classes), feature.new_ones(len(feature))
-    return [(count_macs(score, feature, state, now), score) for score in _candidates(feature, classes)]
+def cheapest_macs(feature: Tensor, classes: int, channels_last: bool = False) -> float:
+    """What the cheapest score network for a feature (1, …) costs; infinity for an odd shape.
+
+    >>> import torch
+    >>> cheapest_macs(torch.rand(1, 16), classes=10), cheapest_macs(torch.rand(1, 16, 8, 8, 8), classes=10)
+    (984.0, inf)
+    """
+    narrowest = islice(_priced(feature, classes, channels_last), 2)
+    return min((float(macs) for macs, _ in narrowest), default=math.inf)
 
 
-def _candidates(feature: Tensor, classes: int) -> Iterator[nn.Module]:
-    """Score networks of several widths and depths, none wider than the paper's: as wide as the feature."""
-    channels = feature.shape[1] if feature.ndim == 4 else feature.shape[-1]
+def _priced(
+    feature: Tensor, classes: int, channels_last: bool
+) -> Iterator[tuple[int, MapScore | TokenScore]]:
+    """Every score network that a feature may have, on the CPU wherever that is, with its MACs."""
+    blank = torch.zeros(feature.shape)
+    state, now = torch.zeros(len(blank), classes), torch.ones(len(blank))
+    for score in _candidates(feature.shape, classes, channels_last):
+        yield count_macs(score, blank, state, now), score
+
+
+def _candidates(shape: Sequence[int], classes: int, channels_last: bool) -> Iterator[MapScore | TokenScore]:
+    """Score networks of several widths, two of each, none wider than the paper's: as wide as the feature."""
+    channels = shape[1] if len(shape) == 4 and not channels_last else shape[-1]
     least = min(32, max(8, channels // 2))
     for width in WIDTHS:
         if not least <= width <= max(channels, least):
             continue
-        if feature.ndim == 4:
-            size = min(feature.shape[2:])
-            yield MapScore(classes, channels, width, size, deep=False)
-            yield MapScore(classes, channels, width, size)
-        elif feature.ndim in (2, 3):
+        if len(shape) == 4:
+            size = min(shape[1:3] if channels_last else shape[2:])
+            yield MapScore(classes, channels, width, size, False, channels_last)
+            yield MapScore(classes, channels, width, size, True, channels_last)
+        elif len(shape) in (2, 3):
             yield TokenScore(classes, channels, width)
             yield TokenScore(classes, channels, 2 * width)

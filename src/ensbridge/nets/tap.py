@@ -17,12 +17,31 @@ def find_module(net: nn.Module, name: str) -> nn.Module:
     Traceback (most recent call last):
     ValueError: feature '7' is not a module of the source; it has: 0, 1
     """
-    modules = dict(net.named_modules())
+    # A shared module has several names, all of them good; torch.compile's wrappers are left out of them.
+    modules = {plain_name(each): module for each, module in net.named_modules(remove_duplicate=False)}
+    name = plain_name(name)
     if name == "" or name not in modules:
         there = [each for each in modules if each and each.count(".") <= name.count(".")]
         listed = ", ".join(there[:30]) + (", …" if len(there) > 30 else "")
         raise ValueError(f"feature {name!r} is not a module of the source; it has: {listed}")
     return modules[name]
+
+
+def plain_name(name: str) -> str:
+    """A module's name as it is without torch.compile.
+
+    >>> plain_name("backbone._orig_mod.layer1")
+    'backbone.layer1'
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def uncompiled(net: nn.Module) -> nn.Module:
+    """The network itself where `torch.compile(net)` was given; the two share their weights.
+
+    A tap in the compiled one would have it compiled anew with each call.
+    """
+    return getattr(net, "_orig_mod", net)
 
 
 def read_logits(output: object) -> Tensor:
@@ -55,12 +74,15 @@ def _read_feature(output: object, feature: str) -> Tensor:
 def run_tapped(net: nn.Module, images: Tensor, *features: str) -> tuple[Tensor, ...]:
     """Run `net` once and return its output, then the output of each module in `features`.
 
+    A module that runs several times in one pass is refused: which of its outputs is meant, nobody can tell.
+
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     >>> logits, h = run_tapped(net, torch.rand(2, 4), "0")
     >>> logits.shape, h.shape
     (torch.Size([2, 3]), torch.Size([2, 8]))
     """
+    net = uncompiled(net) if features else net
     caught: dict[str, list[Tensor]] = {feature: [] for feature in features}
     own = threading.get_ident()
 
@@ -104,7 +126,7 @@ class StandingTap(nn.Module):
 
     def __init__(self, net: nn.Module, *features: str) -> None:
         super().__init__()
-        self.net = net
+        self.net = net = uncompiled(net)
         self._caught: dict[str, list[Tensor]] = {feature: [] for feature in features}
         self._features = features
         modules = [(feature, find_module(net, feature)) for feature in self._caught]

@@ -57,8 +57,13 @@ class TokenScore(nn.Module):
                 f"the feature has shape {tuple(h.shape)}; this score network takes (B, {self.channels}) or "
                 f"(B, N, {self.channels})"
             )
-        tokens = h[:, None] if h.ndim == 2 else h
-        x = self.stem(tokens) + self.time(time_embedding(t, TIME).to(h.dtype))[:, None]
+        tokens = like_weights(h[:, None] if h.ndim == 2 else h, self)
+        x = self.stem(tokens) + self.time(time_embedding(t, TIME).to(tokens.dtype))[:, None]
         for block in self.blocks:
             x = x + block(x)
         return self.head((self.weight(x).softmax(1) * x).sum(1))
+
+
+def like_weights(h: Tensor, net: nn.Module) -> Tensor:
+    """A feature in the type of a network's weights: a source may compute in another, such as bfloat16."""
+    return h.to(next(net.parameters()).dtype)

@@ -6,3 +6,4 @@ by value, and a network is built by name from a fixed table or from a package th
 
 from ensbridge.saving.folder import load as load
 from ensbridge.saving.folder import save as save
+from ensbridge.saving.hub import push as push

@@ -14,7 +14,8 @@ from ensbridge.saving.description import Description
 from ensbridge.scores import COLUMNS, Row, Scores, cells, parse_scores, summarise
 
 # By this a card of ours is known, so that nobody else's README is ever overwritten.
-HEAD = "---\nlibrary_name: ensbridge\ntags:\n- ensbridge\n- image-classification\n---"
+MARK = "---\nlibrary_name: ensbridge\n"
+HEAD = f"{MARK}pipeline_tag: image-classification\ntags:\n- ensbridge\n- image-classification\n---"
 _FOLDER = '"path/to/this/folder"'
 
 

@@ -14,10 +14,12 @@ from torch import nn
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import open_folder, read_json, write_atomically
 from ensbridge.saving.architecture import Architecture, by_recipe, on_cpu, on_meta
-from ensbridge.saving.card import HEAD, write_card
+from ensbridge.saving.card import MARK, write_card
 from ensbridge.saving.description import Description, Facts, is_ours, read_description
+from ensbridge.saving.places import find_model
 from ensbridge.saving.weights import (
     COPY_AGAIN,
+    GIVE_SAME,
     compare,
     digest,
     fill,
@@ -69,6 +71,9 @@ def save(
 def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collection[str] = ()) -> FastEnsemble:
     """Load what `FastEnsemble.save` wrote, on the CPU and in evaluation mode; nothing of it is executed.
 
+    `folder` may also be "zoo:cifar10", a model that ships with ensbridge, or "hf:user/name", one on the
+    Hugging Face hub, with "@" and a version behind it.
+
     A source that is no network of ensbridge is passed as `source`, an instance that the saved weights are put
     into. If the folder names what builds it, that is imported only where `allow` has its package
     (`"mypackage"`: networks, and functions annotated to return one) or its full path
@@ -85,7 +90,7 @@ def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collecti
     ...     torch.equal(load(folder)(images), fast(images))
     True
     """
-    place = Path(folder)
+    place = find_model(folder)
     config = place / CONFIG
     if not config.is_file():
         what = (
@@ -102,12 +107,12 @@ def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collecti
         there = layout_of_file(file)
         # First without memory: a description can ask for terabytes, the file shows what there is.
         nets = [on_meta(build, len(there)) for build in builds]
-        compare(
-            there, layout_of(description.assemble(nets[0], nets[1:], config)), description.tied, str(path)
-        )
+        remedy = COPY_AGAIN if source is None else GIVE_SAME
+        bare = description.assemble(nets[0], nets[1:], config)
+        compare(there, layout_of(bare), description.tied, str(path), remedy)
         nets = [on_cpu(build) for build in builds]
         model = description.assemble(nets[0], nets[1:], config)
-        compare(there, layout_of(model), description.tied, str(path))
+        compare(there, layout_of(model), description.tied, str(path), remedy)
         fill(model, {name: file.get_tensor(name) for name in there}, description.tied)
     for net in nets:
         follow_dtype(net)
@@ -117,7 +122,7 @@ def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collecti
 def _make_way(place: Path) -> None:
     """Refuse to overwrite what is not ours, and finish what a kill may have left."""
     config, card, pending = place / CONFIG, place / CARD, place / PENDING
-    if card.exists() and not card.read_bytes().startswith(HEAD.encode()):
+    if card.exists() and not card.read_bytes().startswith(MARK.encode()):
         raise ValueError(f"{card} is not the card of a saved model; choose another folder")
     if not config.exists():
         if (place / WEIGHTS).exists():

@@ -28,6 +28,7 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 COPY_AGAIN = "copy the whole folder again, or save the model again"
+GIVE_SAME = "give the source as it was saved, or copy the whole folder again"
 
 
 class Entry(NamedTuple):
@@ -98,25 +99,27 @@ def layout_of(model: nn.Module) -> Layout:
     return {name: Entry(tuple(each.shape), each.dtype) for name, each in _tensors(model).items()}
 
 
-def compare(there: Layout, here: Layout, tied: Mapping[str, str], where: str) -> None:
+def compare(
+    there: Layout, here: Layout, tied: Mapping[str, str], where: str, remedy: str = COPY_AGAIN
+) -> None:
     """Refuse a file that does not have exactly what a model needs; the first difference is named."""
     for alias, name in tied.items():
         if name not in there or alias in there or alias not in here:
             raise ValueError(
-                f"{where}: {short(alias)} cannot be the tensor {short(name)}, as is described; {COPY_AGAIN}"
+                f"{where}: {short(alias)} cannot be the tensor {short(name)}, as is described; {remedy}"
             )
     for name, entry in here.items():
         found = there.get(tied.get(name, name))
         if found is None:
-            raise ValueError(f"{where} has no {short(name)}, which the model has; {COPY_AGAIN}")
+            raise ValueError(f"{where} has no {short(name)}, which the model has; {remedy}")
         # Weights may be of any floating type, as a model may be; counters and masks are what they are.
         floats = [each.dtype is not None and each.dtype.is_floating_point for each in (found, entry)]
         fits = found.dtype == entry.dtype or all(floats)
         if found.shape != entry.shape or not fits:
-            raise ValueError(f"{where} has {short(name)} as {found}, the model as {entry}; {COPY_AGAIN}")
+            raise ValueError(f"{where} has {short(name)} as {found}, the model as {entry}; {remedy}")
     for name in there:
         if name not in here:
-            raise ValueError(f"{where} has {short(name)}, which the model has not; {COPY_AGAIN}")
+            raise ValueError(f"{where} has {short(name)}, which the model has not; {remedy}")
 
 
 @torch.no_grad()
