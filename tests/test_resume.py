@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import _runs
 from ensbridge.data import Augment, ImageSet
 from ensbridge.train import fit
+from ensbridge.train.fit import OutOfTime
 
 KINDS = _runs.KINDS
 Run = _runs.Run
@@ -168,3 +170,19 @@ def test_a_file_where_the_folder_should_be_is_refused(inner: str, tmp_path: Path
     with pytest.raises(ValueError, match="taken is a file where a folder is expected"):
         fit(_runs.method("members"), _runs.data(), _runs.config("members"), file / inner, _runs.unexpected)
     assert _runs.contents(tmp_path) == {"taken": b"mine"}
+
+
+# ------------------------------------------------------------------------------ out of time
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_its_deadline_a_run_stops_at_a_checkpoint_and_goes_on_from_there(
+    kind: str, whole: dict[str, Run], tmp_path: Path
+) -> None:
+    for step in range(1, 6):  # a deadline that is over allows one step
+        with pytest.raises(OutOfTime, match=f"run is at step {step} of 12"):
+            fit(_runs.method(kind), _runs.data(), _runs.config(kind), tmp_path / "run", deadline=0.0)
+    done = _runs.finish(kind, tmp_path / "run", whole)
+    assert done.resumed_from == 5
+    far = time.monotonic() + 1e6
+    fit(_runs.method(kind), _runs.data(), _runs.config(kind), tmp_path / "other", deadline=far)

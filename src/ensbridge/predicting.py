@@ -68,7 +68,7 @@ class Pixels:
         low, high = fast.pixel_range or (0.0, 1.0)
         if low < -_SLACK or high > 1 + _SLACK:
             raise ValueError(
-                f"this model was trained with pixels from {low:.3g} to {high:.3g}, files have them from 0 to 1; "
+                f"this model was trained with pixels from {low:.3g} to {high:.3g}, files have 0 to 1; "
                 "say how they are normalised with --mean and --std (0 and 1 leave them as they are)"
             )
         return cls()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ensbridge.cli.base import Quiet, app, say
+from ensbridge.cli.base import Quiet, app, fail, say
 from ensbridge.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def quickstart(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe's name: digits.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="digits, cifar10, cifar100, tiny-imagenet or imagenet64.")
+    ],
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="FIELD=VALUE", help="Fields of the recipe to change.")
     ] = None,
@@ -63,6 +65,11 @@ def train(
     ] = "default",
     out: Annotated[Path | None, typer.Option(help="Folder of the run; run again, it goes on.")] = None,
     seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="auto (a GPU where it is worth it), cpu or cuda.")] = "auto",
+    budget_minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop at a checkpoint after so long, with exit code 3; run again, it goes on."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -72,6 +79,7 @@ def train(
     """
     from ensbridge.recipes import Plan, outline, train_recipe
     from ensbridge.recipes.run import ALL_STAGES
+    from ensbridge.train.fit import OutOfTime
 
     plan = Plan(recipe, preset, tuple(changes or ()))  # type: ignore[arg-type]
     asked = dict.fromkeys(stage or ["all"])
@@ -81,8 +89,11 @@ def train(
     if dry_run:
         say("\n".join(lines) + f"\n\nNothing was trained. The run would be in {folder}.")
         return
-    with progress_bars(quiet) as reporter:
-        train_recipe(plan, folder, seed, stages, reporter)
+    try:
+        with progress_bars(quiet) as reporter:
+            train_recipe(plan, folder, seed, stages, reporter, device, budget_minutes)
+    except OutOfTime as error:
+        fail(f"{budget_minutes:g} minutes are over, {error}; run the same command again to go on", code=3)
     say(f"{folder} is trained: {', '.join(stages)}. To measure it: ensbridge evaluate {folder}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -47,6 +47,7 @@ class Experiment:
     reporter: Reporter
     train: bool = True
     device: torch.device = CPU
+    deadline: float | None = None  # of time.monotonic(), when training stops at a checkpoint
     curves: dict[str, Curve] = field(default_factory=dict)
     _homes: dict[tuple[str, str], Path] = field(default_factory=dict)  # of each part and name: its folder
 
@@ -77,7 +78,11 @@ class Experiment:
             first = next(iter(configs.values()))
             self.expect(where, first)
             config = first if len(set(configs.values())) == 1 else configs
-            fit(Together(chosen), data, config, self.folder / where, progress, only_load=not self.train)
+            fit(Together(chosen), data, config, self.folder / where, progress, **self.options())
+
+    def options(self) -> dict[str, Any]:
+        """How parts are fitted: until the deadline, or only loaded."""
+        return {"deadline": self.deadline} if self.train else {"only_load": True}
 
     def expect(self, where: str, config: FitConfig) -> None:
         """Refuse a part that is not there to be loaded; one that will be trained outdates the scores."""
@@ -192,8 +197,8 @@ def make_distillation(
         steps = len(grid) - 1
     named = {slug(group): method for group, method in walked.items()}
     images = run.data.train.without_labels()
-    folder, only_load = run.folder / part, not run.train
-    distilled = distill_together(named, images, config, folder, progress=progress, only_load=only_load)
+    place = run.folder / part
+    distilled = distill_together(named, images, config, place, progress=progress, **run.options())
     return {group: distilled[slug(group)] for group in walked}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,22 @@ def train_recipe(
     stages: Sequence[str] = TABLE_STAGES,
     reporter: Reporter | None = None,
     device: str = "auto",
+    minutes: float | None = None,
 ) -> None:
     """Train the stages of a recipe in the folder `out`, or what is left of them; members come first.
 
-    It trains on a GPU where there is one and the recipe is worth it, or on `device`.
+    It trains on a GPU where there is one and the recipe is worth it, or on `device`. After so many `minutes`
+    it stops at a checkpoint with `OutOfTime`, and goes on when it is called again.
     """
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"the budget is {minutes:g} minutes; it must be above 0")
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for stage in stages:
         if stage not in ALL_STAGES:
             raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(ALL_STAGES)}")
     with one_thread():
         run = _open(plan, Path(out), seed, reporter or Silent(), True, device)
+        run.deadline = deadline
         with locked(run.folder):
             ensemble = make_members(run)
             for stage in dict.fromkeys(stages):

@@ -59,6 +59,7 @@ def distill_together(
     weight: float = 0.5,
     progress: Progress | None = None,
     only_load: bool = False,
+    deadline: float | None = None,
 ) -> dict[str, DiffusionBridge]:
     """`distill_steps` for several bridges side by side, whose teachers' passes are shared."""
     current = dict(bridges)
@@ -74,7 +75,7 @@ def distill_together(
             for name, bridge in current.items()
         }
         folder = None if run_dir is None else Path(run_dir) / stage_name(steps, times)
-        fit(Together(stages), train, config, folder, progress, only_load=only_load)
+        fit(Together(stages), train, config, folder, progress, only_load=only_load, deadline=deadline)
         current = {name: stage.distilled for name, stage in stages.items()}
     return current
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,10 @@ class Unfinished(ValueError):
     """A run that was to be loaded has not been trained to its end."""
 
 
+class OutOfTime(Unfinished):
+    """A run that stopped at a checkpoint because its time was up."""
+
+
 @dataclass(frozen=True)
 class FitResult:
     """What a call of `fit` did."""
@@ -47,6 +52,7 @@ def fit(
     *,
     only_load: bool = False,
     step: StepKind | None = None,
+    deadline: float | None = None,
 ) -> FitResult:
     """Train a method's student in place; on a folder that holds a part of the run, go on from there.
 
@@ -56,6 +62,7 @@ def fit(
     `only_load` nothing is trained: a run that is not finished raises `Unfinished`. Data on a GPU is trained
     with "captured" steps, compiled and in a CUDA graph; where that fails, a warning says why and "compiled"
     ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one kind and no other.
+    At the `deadline`, a moment of `time.monotonic()`, it saves a checkpoint and raises `OutOfTime`.
 
     >>> from ensbridge.methods import DeepEnsemble
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -99,8 +106,11 @@ def fit(
                 line = {"step": stop, "images": stop * own.batch_size, "loss": loss}
                 folder.log(line | ({"losses": parts} if parts else {}))
                 state.forget()
-            if folder and (stop == total or stop % own.checkpoint_every == 0):
+            late = deadline is not None and stop < total and time.monotonic() >= deadline
+            if folder and (late or stop == total or stop % own.checkpoint_every == 0):
                 state.save(folder)
+            if late:
+                raise OutOfTime(f"{folder.path if folder else 'it'} is at step {stop} of {total}")
             if progress:
                 progress(stop, total, loss)
     finally:
