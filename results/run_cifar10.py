@@ -32,6 +32,7 @@ from ensbridge.methods.method import AbstractMethod
 from ensbridge.metrics import accuracy, nll
 from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.recipes.recipe import build
+from ensbridge.saving import load as load_model
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.distill import distill_together
@@ -93,11 +94,13 @@ def train_members(data: Splits, out: Path, chosen: list[int], epochs: float, bat
 
 
 def load_members(weights: Path) -> Ensemble:
-    members = []
-    for path in sorted(weights.glob("member-*.safetensors")):
-        members.append(ResNet.resnet32x2(10).to(DEVICE))
+    """The members of a folder; one without the first has it from the zoo, whose source it is."""
+    paths = sorted(weights.glob("member-*.safetensors"))
+    members = [] if (weights / "member-1.safetensors") in paths else [load_model("zoo:cifar10").source]
+    for path in paths:
+        members.append(ResNet.resnet32x2(10))
         members[-1].load_state_dict(load_file(path))
-    return Ensemble(members).eval()
+    return Ensemble(members).to(DEVICE).eval()
 
 
 def save_bridges(out: Path, prefix: str, methods: dict[str, DiffusionBridge]) -> None:

@@ -107,12 +107,15 @@ def _which(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     """Name the row that is this model as far as its anatomy tells; figures of another would mislead."""
     steps = max(bridge.steps for bridge in fast.each_bridge())
     own = (count_params(fast), len(fast.bridges), steps, fast.members)
-    names = [_text(row.model) for row in rows if (row.params, row.bridges, row.steps, row.members) == own]
-    if not names:
+    found = [row for row in rows if (row.params, row.bridges, row.steps, row.members) == own]
+    if not found:
         return (
             "No row has this model's size, bridges, steps and members: its own figures are not among these."
         )
-    return f"By its size, bridges, steps and members this model is the row {' or '.join(names)}."
+    names = " or ".join(_text(row.model) for row in found)
+    fitted = " or ".join(f"{row.temperature:.3f}" for row in found if row.temperature is not None)
+    words = f" Calibrated (cNLL), its logits are divided by {fitted}, fitted on validation." if fitted else ""
+    return f"By its size, bridges, steps and members this model is the row {names}.{words}"
 
 
 def _control(rows: Sequence[Row]) -> str:
