@@ -1,78 +1,46 @@
-"""Latency of ResNet-32×2 with its bridge beside one and three members, with onnxruntime, in one run.
+"""Latency of ResNet-32×2 with its bridge beside one and three members: `ensbridge bench`, untrained.
 
-    python benchmarks/latency.py [--rounds 40] [--threads 2]
+    python benchmarks/latency.py [--runtime onnxruntime] [--threads 2] [--rounds 40] [--device cuda]
 
-Untrained weights: time does not depend on them. Every round times each model once, in turn, so that a slow
-moment of the machine falls on all of them; ratios are of the same round.
+Time does not depend on the weights. It prints the tables that latency.md keeps, as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import tempfile
-import time
-from pathlib import Path
 
-import numpy as np
-import onnxruntime
 import torch
-from torch import nn
 
 import ensbridge as eb
+from ensbridge.benching import bench
+from ensbridge.benching.runtimes import RUNTIMES
+from ensbridge.benching.words import headline, markdown
 from ensbridge.methods import Bridge
-
-
-def models() -> dict[str, nn.Module]:
-    source = eb.nets.ResNet.resnet32x2(10)
-    bridge = Bridge(eb.nets.ScoreNet.cifar10(z_input="none")).one_step()
-    fast = eb.FastEnsemble(source, [bridge], "stages.0.0")
-    three = eb.Ensemble([eb.nets.ResNet.resnet32x2(10) for _ in range(3)])
-    return {"one member": source.eval(), "source + bridge": fast.eval(), "DE-3": three.eval()}
-
-
-def session(model: nn.Module, threads: int) -> onnxruntime.InferenceSession:
-    batch = torch.export.Dim("batch", min=1)
-    traced = torch.export.export(
-        model, (torch.rand(2, 3, 32, 32),), dynamic_shapes=({0: batch},), strict=False
-    )
-    program = torch.onnx.export(traced, dynamo=True, input_names=["images"], verbose=False)
-    assert program is not None
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        program.save(path)
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+from ensbridge.progress import progress_bars
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runtime", action="append", choices=RUNTIMES)
     parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    sessions = {name: session(model, arguments.threads) for name, model in models().items()}
-    lines = [
-        "| batch | model | median ms | ratio to one member, median (10th … 90th percentile) |",
-        "|---|---|---|---|",
-    ]
-    for size in (1, 128):
-        images = {"images": np.random.default_rng(0).random((size, 3, 32, 32), dtype=np.float32)}
-        times: dict[str, list[float]] = {name: [] for name in sessions}
-        repeats = 8 if size == 1 else 1
-        for _ in range(arguments.rounds + 3):
-            for name, each in sessions.items():
-                begun = time.perf_counter()
-                for _ in range(repeats):
-                    each.run(None, images)
-                times[name].append((time.perf_counter() - begun) / repeats)
-        for name, own in times.items():
-            own, one = own[3:], times["one member"][3:]
-            ratios = sorted(a / b for a, b in zip(own, one, strict=True))
-            low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
-            middle = f"×{statistics.median(ratios):.2f} ({low:.2f} … {high:.2f})"
-            lines.append(f"| {size} | {name} | {1000 * statistics.median(own):.2f} | {middle} |")
-    print("\n".join(lines))
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--device", default="cpu")
+    chosen = parser.parse_args()
+    bridge = Bridge(eb.nets.ScoreNet.cifar10(z_input="none")).one_step()
+    fast = eb.FastEnsemble(eb.nets.ResNet.resnet32x2(10), [bridge], "stages.0.0", members=3)
+    with progress_bars(quiet=False) as bars:
+        found = bench(
+            fast.to(chosen.device),
+            torch.zeros(1, 3, 32, 32, device=chosen.device),
+            runtimes=chosen.runtime or RUNTIMES,
+            threads=chosen.threads,
+            rounds=chosen.rounds,
+            begin=bars.stage,
+        )
+    about = ", ".join(f"{name} {words}" for name, words in found.machine.items() if words)
+    print(f"{about}; {found.threads} threads; {found.stand_ins}.\n\n{markdown(found)}\n\n{headline(found)}")
 
 
 if __name__ == "__main__":

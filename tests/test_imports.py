@@ -22,7 +22,8 @@ PACKAGE = Path(ensbridge.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
-    ("recipes", "report", "benching", "exporting", "predicting", "serve", "compression", "zoo"),
+    ("benching",),
+    ("recipes", "report", "exporting", "predicting", "serve", "compression", "zoo"),
     ("evaluation", "fast_ensemble", "fidelity", "inference", "saving", "train"),
     ("methods",),
     ("ensemble", "sampler", "nets", "data"),

@@ -29,7 +29,7 @@ from ensbridge.methods import (
     StepDistillation,
     Together,
 )
-from ensbridge.methods.method import Batch, taps_of
+from ensbridge.methods.method import taps_of
 from ensbridge.train import FitConfig
 from ensbridge.train.fit import seems_finished
 

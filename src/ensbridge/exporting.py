@@ -22,11 +22,12 @@ from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import open_folder
+from ensbridge.inference import prepare_for_inference
 from ensbridge.methods.diffusion_bridge import Bridge
 from ensbridge.saving import load
 from ensbridge.saving.description import LARGEST_IMAGE
@@ -86,9 +87,9 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Tensor) ->
     example = example.detach().cpu()
     eager = _eager(model, example)
     open_folder(path.parent)
-    with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, _silence():
+    with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, silence():
         written = Path(folder) / f"model.{to}"
-        program = trace(model, example)
+        program = trace(prepare_for_inference(model), example)
         opset = _write(program, written, to)
         run = _open(written, to)
         tolerance = max(TOLERANCE[example.dtype], ONNX_TOLERANCE if to == "onnx" else 0.0)
@@ -138,7 +139,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def trace(model: FastEnsemble, example: Tensor) -> ExportedProgram:
+def trace(model: nn.Module, example: Tensor) -> ExportedProgram:
     """The model as a graph whose batch size is free; the source is in it once, its feature tapped inside."""
     # Random numbers in place of the example: the program keeps its inputs, and those may be private.
     # Two images: what is traced for one may hold for one only.
@@ -241,7 +242,7 @@ def _eager(model: FastEnsemble, example: Tensor) -> Run:
 def _write(program: ExportedProgram, path: Path, to: Target) -> int | None:
     """Write the file and return ONNX's opset."""
     try:
-        return _write_onnx(program, path) if to == "onnx" else _write_pt2(program, path)
+        return write_onnx(program, path) if to == "onnx" else _write_pt2(program, path)
     except Exception as error:  # whatever an operation without a counterpart in the format brings
         raise ValueError(
             f"this model cannot be written as {to} ({_one_line(error)}); try the other --to"
@@ -258,7 +259,8 @@ def _open(path: Path, to: Target) -> Run:
         ) from error
 
 
-def _write_onnx(program: ExportedProgram, path: Path) -> int | None:
+def write_onnx(program: ExportedProgram, path: Path) -> int | None:
+    """Write a traced model as ONNX and return its opset."""
     made = torch.onnx.export(
         program, dynamo=True, input_names=["images"], output_names=["logits"], verbose=False
     )
@@ -326,7 +328,7 @@ def _compare(eager: Run, run: Run, images: Tensor, tolerance: float, name: str) 
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Keep the exporters' remarks, which are for their developers, from the user's terminal."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]

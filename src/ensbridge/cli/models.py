@@ -47,7 +47,7 @@ def predict(
     shape = image_like(fast, model, None if image_shape is None else parse_shape(image_shape)).shape[1:]
     pixels = Pixels.of(fast, _numbers("mean", mean), _numbers("std", std))
     failed = 0
-    for path, found in predict_files(fast.to(_device(device)), images, shape, pixels):
+    for path, found in predict_files(fast.to(check_device(device)), images, shape, pixels):
         if isinstance(found, str):
             failed += 1
             print(f"ensbridge: {found}", file=sys.stderr)
@@ -88,7 +88,8 @@ def _numbers(name: str, text: str | None) -> list[float] | None:
     return numbers
 
 
-def _device(name: str) -> str:
+def check_device(name: str) -> str:
+    """The device, if there is such a one."""
     import torch
 
     if name not in ("cpu", "cuda"):

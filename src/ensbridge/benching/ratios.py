@@ -1,0 +1,101 @@
+"""Ratios of times, and when none is claimed. No torch here.
+
+A round times every model, in a random order, so that what the machine does meanwhile falls on all of them; a
+ratio is of two times of the same round. Of the rounds' ratios three things are told:
+
+- their median, the claim;
+- an interval that holds the true median with 95 % probability for any distribution: between two of the sorted
+  ratios, as the binomial law has it. It is how far the claim may be off, and narrows with more rounds. Rounds
+  that drift together make it too narrow; those of one run are near enough to independent, because drift
+  cancels in a ratio;
+- their spread, the middle half of them: where a single round ends up, which more rounds do not narrow.
+
+The median is claimed where its interval excludes 1 and neither interval nor spread is wider than the
+difference from 1; else a reason stands in its place. So "×1.2" is never said of what may be ×1.05 or ×1.35.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+SPREAD = (0.25, 0.75)
+FEWEST = 6  # rounds, for an interval of that confidence
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as long as one member a model takes; where `median` is None, `reason` says why."""
+
+    median: float | None
+    low: float  # 25th percentile of the rounds
+    high: float  # 75th
+    interval: tuple[float, float] | None  # that holds the true median, 95 %
+    reason: str | None
+
+    def __str__(self) -> str:
+        if self.median is None or self.interval is None:
+            return "—"
+        return f"×{self.median:.2f} ({self.interval[0]:.2f} … {self.interval[1]:.2f})"
+
+
+def ratio_of(times: Sequence[float], one: Sequence[float]) -> Ratio:
+    """The ratio of two models' times, by rounds.
+
+    >>> str(ratio_of([1.21, 1.19, 1.2, 1.18, 1.22, 1.2], [1.0] * 6))
+    '×1.20 (1.18 … 1.22)'
+    >>> ratio_of([1.5, 1.05, 1.2, 1.1, 1.4, 1.2], [1.0] * 6).reason
+    'its median may be anything from ×1.05 to ×1.50, wider than its difference of 0.20 from ×1'
+    """
+    ratios = [own / other for own, other in zip(times, one, strict=True)]
+    median, low, high = (quantile(ratios, share) for share in (0.5, *SPREAD))
+    interval = median_interval(ratios)
+    reason = None
+    if interval is None:
+        reason = f"{len(ratios)} rounds are too few; give at least {FEWEST}"
+    elif interval[0] <= 1 <= interval[1]:
+        reason = f"its median, anything from ×{interval[0]:.2f} to ×{interval[1]:.2f}, cannot be told from ×1"
+    elif interval[1] - interval[0] > abs(median - 1):
+        reason = (
+            f"its median may be anything from ×{interval[0]:.2f} to ×{interval[1]:.2f}, wider than its "
+            f"difference of {abs(median - 1):.2f} from ×1"
+        )
+    elif high - low > abs(median - 1):
+        reason = (
+            f"half of its rounds lie between ×{low:.2f} and ×{high:.2f}, wider apart than its difference of "
+            f"{abs(median - 1):.2f} from ×1"
+        )
+    return Ratio(None if reason else median, low, high, interval, reason)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Two of the values between which the true median lies with 95 % probability; None of fewer than 6.
+
+    Each value is below the true median with probability 1/2: the k-th of n from either end is on its wrong
+    side as often as a fair coin shows fewer than k heads.
+
+    >>> median_interval([5, 1, 4, 2, 6, 3]), median_interval(range(5)), median_interval(range(100))
+    ((1, 6), None, (39, 60))
+    """
+    ordered, count = sorted(values), len(values)
+    wrong, k = 0.0, 0  # probability that a coin shows at most k - 1 heads
+    while (more := wrong + math.comb(count, k) / 2**count) <= (1 - CONFIDENCE) / 2:
+        wrong, k = more, k + 1
+    return (ordered[k - 1], ordered[-k]) if k else None
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which a share of all lies, between two neighbours on the straight line.
+
+    >>> quantile([4.0, 1.0, 3.0, 2.0], 0.5), quantile([0.0, 10.0], 0.1)
+    (2.5, 1.0)
+    """
+    if share == 0.5:
+        return statistics.median(values)
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = ordered[math.floor(place)]
+    return below + (place % 1) * (ordered[math.ceil(place)] - below)

@@ -1,0 +1,103 @@
+"""A benchmark as tables, and as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as RichTable
+
+from ensbridge.benching.bench import Benchmark, Row, Table
+
+COLUMNS = ("model", "ms", "middle half", "ratio (95 % interval)", "memory")
+COSTS = ("model", "MACs", "params")
+
+
+def rich_tables(found: Benchmark) -> list[RichTable]:
+    """What each model is, then a table for each runtime and batch size that could be measured."""
+    measured = [table for table in found.tables if table.rows]
+    tables = [_rich("one image", COSTS, [costs(row) for row in table.rows]) for table in measured[:1]]
+    return tables + [_rich(title(table), COLUMNS, [cells(row) for row in table.rows]) for table in measured]
+
+
+def markdown(found: Benchmark) -> str:
+    """The tables of times as Markdown, with what could not be measured."""
+    lines: list[str] = []
+    for table in found.tables:
+        lines += ["", f"{title(table)}:" if table.rows else f"{title(table)}: {table.problem}.", ""]
+        if table.rows:
+            columns = (*COLUMNS, *COSTS[1:])
+            lines += [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+            lines += [f"| {' | '.join((*cells(row), *costs(row)[1:]))} |" for row in table.rows]
+    return "\n".join(lines).strip()
+
+
+def _rich(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
+    table = RichTable(title=name, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def title(table: Table) -> str:
+    """What a table was measured with.
+
+    >>> title(Table("eager", 1, 0, 0, (), "it is not there"))
+    'eager, batch 1'
+    """
+    if not table.rows:
+        return f"{table.runtime}, batch {table.batch}"
+    calls = "1 call" if table.calls == 1 else f"{table.calls} calls"
+    return f"{table.runtime}, batch {table.batch} ({table.rounds} rounds of {calls})"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row in the order of the columns."""
+    return (
+        row.model,
+        f"{1e3 * row.median:.2f}",
+        f"{1e3 * row.low:.2f} … {1e3 * row.high:.2f}",
+        "×1" if row.ratio is None else str(row.ratio),
+        "—" if row.memory is None else f"{short(row.memory)}B",
+    )
+
+
+def costs(row: Row) -> tuple[str, ...]:
+    """What does not depend on where a model runs."""
+    return row.model, short(row.macs), short(row.params)
+
+
+def headline(found: Benchmark) -> str:
+    """A sentence for each table: how long source and bridge take, or why that is not said."""
+    sentences = []
+    for table in found.tables:
+        where = f"with {table.runtime} at batch {table.batch}"
+        if table.problem:
+            sentences.append(f"Nothing was timed {where}: {table.problem}.")
+        for row in table.rows:
+            if row.model == found.fast and row.ratio is not None:
+                claim = f"takes {row.ratio} the time of one member {where}"
+                refusal = f"has no ratio {where}: {row.ratio.reason}"
+                rounds = f"half of the rounds gave {row.ratio.low:.2f} … {row.ratio.high:.2f}"
+                said = refusal if row.ratio.reason else claim
+                sentences.append(f"{row.model.capitalize()} {said}; {rounds}.")
+    refused = [row for table in found.tables for row in table.rows if row.ratio and row.ratio.reason]
+    if any(row.model != found.fast for row in refused):
+        sentences.append("Where another ratio is a dash, the same holds of it; --json has its numbers.")
+    if refused:
+        sentences.append("More --rounds, or a quieter machine, make the intervals narrower.")
+    return "\n".join(sentences)
+
+
+def short(number: int) -> str:
+    """A large number in a few characters.
+
+    >>> short(1_860_986), short(277_000_000), short(15), short(1_500)
+    ('1.86 M', '277 M', '15', '1.5 k')
+    """
+    for size, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{name}"
+    return str(number)
