@@ -76,12 +76,12 @@ def test_short_models_are_called_often_and_equally_and_an_interruption_does_not_
     machine = Machine({"a": 0.004, "b": 0.02}, lambda call: 50.0 if call % 7 == 6 else 1.0)
     done: list[int] = []
     found = time_rounds(machine.models(), 8, clock=machine, advance=done.append)
-    assert found.calls == 4 * math.ceil(0.05 / 0.004)  # in four turns
-    turns = [
-        name for name, before in zip(machine.order, [None, *machine.order], strict=False) if name != before
-    ]
-    assert 8 * 4 < len(turns) <= 2 + 8 * 4 * 2
-    assert machine.order.count("a") == machine.order.count("b") == 3 + 8 * found.calls
+    assert found.calls == math.ceil(0.2 / 0.004)
+    assert machine.order.count("a") == machine.order.count("b") == 3 + 8 * 2 * found.calls
+    pairs = machine.order[6:]  # an untimed call of each before its timed one
+    assert pairs[::2] == pairs[1::2]
+    turns = pairs[::2]
+    assert all({one, two} == {"a", "b"} for one, two in zip(turns[::2], turns[1::2], strict=True))
     assert found.times["a"] == pytest.approx([0.004] * 8)
     assert found.times["b"] == pytest.approx([0.02] * 8)
     assert done == [1] * 8

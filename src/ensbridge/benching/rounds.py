@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from ensbridge.benching.ratios import FEWEST
 
-BLOCK = 0.05  # seconds that the fastest model runs for before the next has its turn
-ROUND = 0.2  # and in a whole round, in up to four turns
-MOST_CALLS, MOST_TURNS = 200, 4
+ROUND = 0.2  # seconds that the fastest model is timed for in a round
+SHORT = 0.05  # a shorter call has an untimed one before it, so that each model finds its own caches
+MOST_CALLS = 200
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -37,9 +37,9 @@ def time_rounds(
 ) -> Rounds:
     """Time each model once a round, all in a new order each round; no round begins after `seconds`.
 
-    A model's turn is as many calls as the fastest needs for 50 ms; a round is one turn of each or, of fast
-    models, four. Its time of a model is the median of the calls, which an interruption does not move.
-    `seconds` leaves at least 6 rounds.
+    Fast models are called several times a round, one call of each after the other, so that a slow moment of
+    the machine falls on all of them. The round's time of a model is the median of its calls, which an
+    interruption does not move. `seconds` leaves at least 6 rounds.
 
     >>> now = iter(range(10_000))
     >>> found = time_rounds({"a": lambda: None, "b": lambda: None}, 7, clock=lambda: next(now))
@@ -54,19 +54,20 @@ def time_rounds(
         return clock() - begun
 
     fastest = min(min(one(name) for _ in range(3)) for name in order)
-    calls = min(max(math.ceil(BLOCK / fastest), 1), MOST_CALLS) if fastest > 0 else MOST_CALLS
-    turns = min(max(math.ceil(ROUND / (calls * fastest)), 1), MOST_TURNS) if fastest > 0 else MOST_TURNS
+    calls = min(max(math.ceil(ROUND / fastest), 1), MOST_CALLS) if fastest > 0 else MOST_CALLS
     times: dict[str, list[float]] = {name: [] for name in order}
     begun = clock()
     for done in range(rounds):
         if done >= FEWEST and clock() - begun > seconds:
             break
         taken: dict[str, list[float]] = {name: [] for name in models}
-        for _ in range(turns):
+        for _ in range(calls):
             orders.shuffle(order)
             for name in order:
-                taken[name] += [one(name) for _ in range(calls)]
+                if fastest < SHORT:
+                    models[name]()
+                taken[name].append(one(name))
         for name, own in taken.items():
             times[name].append(statistics.median(own))
         advance(1)
-    return Rounds(times, turns * calls)
+    return Rounds(times, calls)
