@@ -211,14 +211,15 @@ def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespa
     fit(Together(methods), images, configs, options.run, progress("bridges"))
     minutes = (time.time() - begun) / 60
     save_bridges(out, options.name, {names[key]: each for key, each in bridges.items()})
-    models: dict[str, torch.nn.Module] = {
-        f"{'control' if key[1] == (0,) else '+1 DBN'} (KL) {names[key]}": FastEnsemble.of(each)
-        for key, each in bridges.items()
-    }
+    models: dict[str, torch.nn.Module] = {}
+    for (seed, target), each in bridges.items():
+        name = {(0,): "control (KL)", (0, 1, 2): "+1 DBN (KL)"}.get(target, f"+1 DBN (KL) to {target}")
+        models[name if len(options.seeds) == 1 else f"{name} seed {seed}"] = FastEnsemble.of(each)
     for seed in options.seeds:
         several = [bridges[seed, target] for target in targets if len(target) > 1]
         if len(several) > 1:
-            models[f"+{len(several)} DBN (KL, DE-5) seed {seed}"] = FastEnsemble.of(*several)
+            name = f"+{len(several)} DBN (KL, DE-5)"
+            models[name if len(options.seeds) == 1 else f"{name} seed {seed}"] = FastEnsemble.of(*several)
     if len(options.seeds) > 1 and (0,) in targets:
         pair = [bridges[seed, (0,)] for seed in options.seeds[:2]]
         models["control of two bridges (KL)"] = FastEnsemble.of(*pair)
