@@ -135,6 +135,8 @@ def make_document(seed: int = 7, dataset: str = "digits") -> dict[str, Any]:
         "curves": curves,
         "tradeoff": [make_row(values, shift) for values in tradeoff],
         "capacity": [make_row(values, shift) for values in capacity],
+        "corrupted": [],
+        "corrupted_set": None,
     }
 
 

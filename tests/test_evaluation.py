@@ -41,7 +41,7 @@ from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.scores import Row, Scores, read_scores
 
 KEYS = ["dataset", "seed", "class_names", "environment", "rows"]
-KEYS += ["settings", "target", "transitions", "curves", "tradeoff", "capacity"]
+KEYS += ["settings", "target", "transitions", "curves", "tradeoff", "capacity", "corrupted", "corrupted_set"]
 ROW_KEYS = [
     "model",
     "method",

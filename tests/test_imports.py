@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("benching",),
     ("recipes", "report", "exporting", "predicting", "serve", "compression", "zoo"),
-    ("evaluation", "fast_ensemble", "fidelity", "inference", "saving", "train"),
+    ("evaluation", "fast_ensemble", "fidelity", "inference", "robustness", "saving", "train"),
     ("methods",),
     ("ensemble", "sampler", "nets", "data"),
     ("schedule", "metrics", "cost", "scores", "files", "progress"),

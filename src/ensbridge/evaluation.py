@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.nets.tap import read_logits
 from ensbridge.scores import Bin, Method, Reliability, Row, Scores
+from ensbridge.train.engine import Engine
 
 Data = ImageSet | tuple[Tensor, Tensor]
 
@@ -39,6 +40,7 @@ def evaluate(
     class_names: Sequence[str] | None = None,
     seed: int = 0,
     batch_size: int = 256,
+    engine: Engine | None = None,
 ) -> Scores:
     """Measure classifiers that return logits (B, K) on labelled images.
 
@@ -46,7 +48,8 @@ def evaluate(
     member is the unit of cost; the largest Ensemble among `models` unless given. `target` is the size of
     the ensemble to which the gap is measured, all of the reference unless given. `val` with labels fits
     the temperature of the calibrated NLL. `aims` says what models are where they do not show it, such as
-    a network that was distilled. Models are run in evaluation mode.
+    a network that was distilled. Models are run in evaluation mode. With an `engine` several processes
+    share the batches; each gets the scores, which are those of one process.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
     >>> test = (torch.rand(20, 1, 2, 2), torch.arange(20) % 3)
@@ -56,7 +59,8 @@ def evaluate(
     """
     if not models:
         raise ValueError("there are 0 models to evaluate; give at least 1")
-    ruler = Ruler(_find_reference(models) if reference is None else reference, test, val, target, batch_size)
+    reference = _find_reference(models) if reference is None else reference
+    ruler = Ruler(reference, test, val, target, batch_size, engine)
     rows = ruler.measure(models, aims)
     names = tuple(map(str, range(ruler.classes)) if class_names is None else class_names)
     if len(names) != ruler.classes:
@@ -74,15 +78,16 @@ class Ruler:
         val: Data | None = None,
         target: int | None = None,
         batch_size: int = 256,
+        engine: Engine | None = None,
     ) -> None:
-        self.reference, self.batch_size = reference, batch_size
+        self.reference, self.batch_size, self.engine = reference, batch_size, engine
         self.target = len(reference) if target is None else target
         if not 1 <= self.target <= len(reference):
             raise ValueError(f"target is {target}; the reference has {len(reference)} members")
         self.test, self.labels = _labelled(test, "test")
         self.val, self.val_labels = (None, None) if val is None else _labelled(val, "val")
-        self.ladder = _ladder(reference, self.test, batch_size)
-        self.val_ladder = None if self.val is None else _ladder(reference, self.val, batch_size)
+        self.ladder = _ladder(reference, self.test, batch_size, engine)
+        self.val_ladder = None if self.val is None else _ladder(reference, self.val, batch_size, engine)
         self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.ladder]
         self.image = self.test.batch(torch.arange(1, device=self.test.images.device))[0]
 
@@ -102,7 +107,7 @@ class Ruler:
 
     def _row(self, name: str, model: nn.Module, aim: Aim | None) -> Row:
         rung = _rung(model, self.reference)
-        log_probs = self.ladder[rung - 1] if rung else predict(model, self.test, self.batch_size)
+        log_probs = self.ladder[rung - 1] if rung else self._predict(model, self.test)
         temperature = self._temperature(model, rung)
         own, size = metrics.nll_per_image(log_probs, self.labels), self.target
         gap, error = None, None
@@ -134,24 +139,26 @@ class Ruler:
     def _temperature(self, model: nn.Module, rung: int) -> float | None:
         if self.val is None or self.val_ladder is None or self.val_labels is None:
             return None
-        log_probs = self.val_ladder[rung - 1] if rung else predict(model, self.val, self.batch_size)
+        log_probs = self.val_ladder[rung - 1] if rung else self._predict(model, self.val)
         return metrics.fit_temperature(log_probs, self.val_labels)
+
+    def _predict(self, model: nn.Module, data: ImageSet) -> Tensor:
+        return predict(model, data, self.batch_size, self.engine)
 
 
 @torch.no_grad()
-def predict(model: nn.Module, data: ImageSet, batch_size: int = 256) -> Tensor:
+def predict(model: nn.Module, data: ImageSet, batch_size: int = 256, engine: Engine | None = None) -> Tensor:
     """Log-probabilities (N, K) of a whole set, in evaluation mode and at least float32.
+
+    With an `engine` several processes share the batches, and each gets all of the answer.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> predict(net, ImageSet(torch.rand(5, 1, 2, 2))).shape
     torch.Size([5, 3])
     """
     model.eval()
-    return torch.cat(
-        [
-            at_least_float32(read_logits(model(images))).log_softmax(-1)
-            for images, _ in data.batches(batch_size)
-        ]
+    return _in_batches(
+        lambda images: at_least_float32(read_logits(model(images))).log_softmax(-1), data, batch_size, engine
     )
 
 
@@ -168,11 +175,20 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
 
 
 @torch.no_grad()
-def _ladder(ensemble: Ensemble, data: ImageSet, batch_size: int) -> list[Tensor]:
+def _ladder(ensemble: Ensemble, data: ImageSet, batch_size: int, engine: Engine | None) -> list[Tensor]:
     """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
     ensemble.eval()
-    logits = torch.cat([ensemble.member_logits(images) for images, _ in data.batches(batch_size)], dim=1)
+    logits = _in_batches(ensemble.member_logits, data, batch_size, engine, dim=1)
     return [ensemble_logit(logits[:count]).log_softmax(-1) for count in range(1, len(ensemble) + 1)]
+
+
+def _in_batches(
+    run: Callable[[Tensor], Tensor], data: ImageSet, size: int, engine: Engine | None, dim: int = 0
+) -> Tensor:
+    """`run` of every batch, joined along `dim`."""
+    if engine:
+        return engine.in_batches(run, data, size, dim)
+    return torch.cat([run(images) for images, _ in data.batches(size)], dim=dim)
 
 
 def _cost(model: nn.Module, image: Tensor, one: nn.Module) -> dict[str, Any]:

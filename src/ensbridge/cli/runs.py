@@ -39,9 +39,12 @@ def quickstart(
     from ensbridge.recipes import Plan, run_recipe
     from ensbridge.report import write_report
     from ensbridge.scores import summarise
+    from ensbridge.train.engine import one_voice
 
-    with progress_bars(quiet) as reporter:
+    with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
         scores = run_recipe(Plan("digits"), out, seed, reporter)
+    if not speaks:
+        return
     summary = summarise([scores])
     page = write_report(summary, out)
     show(summary)
@@ -76,47 +79,63 @@ def train(
     """Train the stages of a recipe; each trains what it builds on, and goes on where it was stopped.
 
     Example: ensbridge train digits --stage rivals --out runs/digits ed_fit.augment.mixup=0
+
+    On several GPUs: torchrun --nproc-per-node 4 -m ensbridge train cifar10
     """
     from ensbridge.recipes import Plan, outline, train_recipe
     from ensbridge.recipes.run import ALL_STAGES
+    from ensbridge.train.engine import one_voice
     from ensbridge.train.fit import OutOfTime
 
     plan = Plan(recipe, preset, tuple(changes or ()))  # type: ignore[arg-type]
     asked = dict.fromkeys(stage or ["all"])
     stages = tuple(dict.fromkeys(s for name in asked for s in (ALL_STAGES if name == "all" else [name])))
     folder = out or Path("runs") / recipe
-    lines = outline(plan.recipe(), stages)
-    if dry_run:
-        say("\n".join(lines) + f"\n\nNothing was trained. The run would be in {folder}.")
-        return
+    words = f"{folder} is trained: {', '.join(stages)}. To measure it: ensbridge evaluate {folder}"
     try:
-        with progress_bars(quiet) as reporter:
-            train_recipe(plan, folder, seed, stages, reporter, device, budget_minutes)
+        with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
+            lines = outline(plan.recipe(), stages)
+            if dry_run:
+                words = "\n".join(lines) + f"\n\nNothing was trained. The run would be in {folder}."
+            else:
+                train_recipe(plan, folder, seed, stages, reporter, device, budget_minutes)
+        if speaks:
+            say(words)
     except OutOfTime as error:
         fail(f"{budget_minutes:g} minutes are over, {error}; run the same command again to go on", code=3)
-    say(f"{folder} is trained: {', '.join(stages)}. To measure it: ensbridge evaluate {folder}")
 
 
 @app.command()
-def evaluate(runs: Runs, quiet: Quiet = False) -> None:
+def evaluate(
+    runs: Runs,
+    corrupted: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Measure on corrupted test images too: a folder laid out as CIFAR-10-C is."
+        ),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
     """Measure what is trained in run folders, write each one's scores.json, and show mean and spread.
 
     Example: ensbridge evaluate runs/seed0 runs/seed1 runs/seed2
     """
     from ensbridge.recipes import evaluate_run
     from ensbridge.scores import summarise
+    from ensbridge.train.engine import one_voice
 
     scores = []
-    with progress_bars(quiet) as reporter:
+    with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
         advance = reporter.stage("evaluate", len(runs))
         for run in runs:
-            found, missing = evaluate_run(run)
+            found, missing = evaluate_run(run, reporter=reporter, corrupted=corrupted)
             scores.append(found)
             advance(1)
-            if missing:
+            if missing and speaks:
                 print(f"ensbridge: {run} was measured without {', '.join(missing)}", file=sys.stderr)
-    show(summarise(scores, list(map(str, runs))))
-    say("\n".join(str(run / "scores.json") for run in runs))
+    if speaks:
+        show(summarise(scores, list(map(str, runs))))
+        say("\n".join(str(run / "scores.json") for run in runs))
 
 
 @app.command()
@@ -142,11 +161,14 @@ def report(
 
 def show(summary: Summary) -> None:
     """Print the table and what it says."""
-    from ensbridge.report import headline, paper_table, rich_table
+    from ensbridge.report import corrupted_tables, headline, paper_table, rich_table
 
     console = Console()
     console.print(rich_table(summary))
     if beside := paper_table(summary):
         console.print("\nThe paper's numbers beside ours:", highlight=False)
         console.print(beside)
+    for table in corrupted_tables(summary):
+        console.print()
+        console.print(table)
     say(f"\n{headline(summary)}\n")

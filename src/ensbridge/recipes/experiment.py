@@ -25,7 +25,8 @@ from ensbridge.recipes.threads import WORKERS, Job, Reporter, side_by_side
 from ensbridge.scores import Curve, Method
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.distill import distill_together, distillation_grids, stage_name
-from ensbridge.train.fit import Progress, Unfinished, fit, seems_finished
+from ensbridge.train.engine import Engine
+from ensbridge.train.fit import OutOfTime, Progress, Unfinished, fit, seems_finished
 
 CPU = torch.device("cpu")
 Group = tuple[int, ...]  # members by index; the source alone is the control
@@ -48,16 +49,69 @@ class Experiment:
     train: bool = True
     device: torch.device = CPU
     deadline: float | None = None  # of time.monotonic(), when training stops at a checkpoint
+    engine: Engine | None = None  # of several processes that run it together
     curves: dict[str, Curve] = field(default_factory=dict)
     _homes: dict[tuple[str, str], Path] = field(default_factory=dict)  # of each part and name: its folder
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the only process, or the one of several that writes."""
+        return self.engine is None or self.engine.first
 
     def build(self, factory: Callable[[], nn.Module], seed: int) -> nn.Module:
         """A network on the run's device, whose starting weights depend on the seed alone."""
         return build(factory, seed).to(self.device)
 
     def side_by_side(self, jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
-        """Run jobs two at a time, or one after the other on a GPU, which one of them fills."""
-        side_by_side(jobs, advance, WORKERS if self.device.type == "cpu" else 1)
+        """Run jobs two at a time, or one after the other on a GPU, which one of them fills.
+
+        So do several processes, which must take the same steps in the same order.
+        """
+        alone = self.engine is None
+        workers = WORKERS if self.device.type == "cpu" and alone else 1
+        side_by_side(jobs if alone else [self._here(job) for job in jobs], advance, workers)
+
+    def one_each(
+        self, job: Callable[[int, Experiment], Job], count: int, advance: Callable[[int], None]
+    ) -> None:
+        """Run `count` jobs that know nothing of each other; several processes each take their share.
+
+        Afterwards every process has loaded what the others trained.
+        """
+        engine = self.engine
+        if engine is None:
+            self.side_by_side([job(index, self) for index in range(count)], advance)
+            return
+        own = range(engine.rank, count, engine.size) if self.train else range(0)
+        alone = replace(self, engine=None)
+
+        def heard(steps: int) -> None:
+            engine.look()
+            advance(steps)
+
+        if self.train:
+            jobs = [self._here(job(index, alone)) for index in own]
+            engine.apart(lambda: side_by_side(jobs, heard, 1), late=OutOfTime)
+        for index in range(count):
+            told = (lambda *_: None) if index in own else (lambda step, total, loss: advance(step))
+            try:
+                job(index, replace(self, train=False))(told)
+            except Unfinished as error:
+                if not self.train:
+                    raise
+                raise ValueError(
+                    f"{error} where another process trained it; give an --out that all machines share"
+                ) from error
+
+    def _here(self, job: Job) -> Job:
+        """A job that runs on this process's GPU, whichever thread it is in."""
+
+        def run(progress: Progress) -> None:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+            job(progress)
+
+        return run
 
     def fit(
         self,
@@ -82,11 +136,15 @@ class Experiment:
 
     def options(self) -> dict[str, Any]:
         """How parts are fitted: until the deadline, or only loaded."""
-        return {"deadline": self.deadline} if self.train else {"only_load": True}
+        return {"engine": self.engine} | ({"deadline": self.deadline} if self.train else {"only_load": True})
 
     def expect(self, where: str, config: FitConfig) -> None:
         """Refuse a part that is not there to be loaded; one that will be trained outdates the scores."""
-        if seems_finished(self.folder / where, config, len(self.data.train)):
+
+        def look() -> bool:
+            return seems_finished(self.folder / where, config, len(self.data.train))
+
+        if self.engine.from_first(look) if self.engine else look():
             return
         if not self.train:
             raise Unfinished(f"{where} is not finished")
@@ -128,13 +186,13 @@ def make_members(run: Experiment, count: int | None = None) -> Ensemble:
     seeds = [derive_seed(run.seed, "member", index) for index in range(count)]
     members = [run.build(recipe.member, seed) for seed in seeds]
 
-    def job(index: int) -> Job:
+    def job(index: int, run: Experiment) -> Job:
         config = replace(recipe.member_fit, seed=seeds[index])
         method = DeepEnsemble([members[index]])
         part = f"member-{index + 1}"
         return lambda progress: run.fit(part, {"member": (method, config)}, run.data.train, progress)
 
-    run.side_by_side([job(index) for index in range(count)], advance)
+    run.one_each(job, count, advance)
     run.keep_curve("member-1", "member", "DE-1", "DE")
     return Ensemble(members).eval()
 
@@ -146,11 +204,11 @@ def make_curves(run: Experiment, ensemble: Ensemble, others: int) -> list[nn.Mod
     members = list(ensemble.members)
     curves = [BezierCurve(members[0], member) for member in members[1 : others + 1]]
 
-    def job(index: int) -> Job:
+    def job(index: int, run: Experiment) -> Job:
         own = {"curve": (curves[index], run.seeded(config, "curve", index + 1))}
         return lambda progress: run.fit(f"curve-1-{index + 2}", own, run.data.train, progress)
 
-    run.side_by_side([job(index) for index in range(others)], advance)
+    run.one_each(job, others, advance)
     run.keep_curve("curve-1-2", "curve", "Bezier curve", "BN")
     return [curve.at(0.5) for curve in curves]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from ensbridge.recipes.recipe import Recipe, describe
 from ensbridge.recipes.stages import STAGES
 from ensbridge.recipes.threads import Reporter, Silent, one_thread
 from ensbridge.recipes.transitions import find_transitions
+from ensbridge.robustness import KEPT, add_corrupted, check_corrupted
 from ensbridge.scores import Row, Scores, Transition, read_scores
 from ensbridge.train.checkpoint import RunFolder
+from ensbridge.train.engine import Engine, join
 from ensbridge.train.fit import Unfinished
 
 ALL_STAGES = ("members", *STAGES)
@@ -50,14 +53,12 @@ def train_recipe(
     for stage in stages:
         if stage not in ALL_STAGES:
             raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(ALL_STAGES)}")
-    with one_thread():
-        run = _open(plan, Path(out), seed, reporter or Silent(), True, device)
+    with _opened(plan, Path(out), seed, reporter or Silent(), True, device) as run:
         run.deadline = deadline
-        with locked(run.folder):
-            ensemble = make_members(run)
-            for stage in dict.fromkeys(stages):
-                if stage in STAGES:
-                    STAGES[stage](run, ensemble)
+        ensemble = make_members(run)
+        for stage in dict.fromkeys(stages):
+            if stage in STAGES:
+                STAGES[stage](run, ensemble)
 
 
 def evaluate_run(
@@ -65,10 +66,12 @@ def evaluate_run(
     plan: Plan | Recipe | None = None,
     reporter: Reporter | None = None,
     device: str = "auto",
+    corrupted: Path | str | None = None,
 ) -> tuple[Scores, list[str]]:
     """Measure what is trained in a run folder and write its `scores.json`; also returns what is missing.
 
-    The folder names its recipe; `plan` is for recipes of one's own, which no name finds.
+    The folder names its recipe; `plan` is for recipes of one's own, which no name finds. With a folder of
+    `corrupted` test images the models are measured on those too, of which the `reporter` hears.
     """
     out = Path(out)
     if not (out / "config.json").is_file():
@@ -76,10 +79,11 @@ def evaluate_run(
     config = read_json(out / "config.json")
     named, seed = Plan.from_config(config, out)
     plan = named if plan is None else plan
-    with one_thread():
-        run = _open(plan, out, seed, reporter or Silent(), False, device)
-        with locked(run.folder):
-            scores, missing = _measure(run, named)
+    with _opened(plan, out, seed, Silent(), False, device) as run:
+        if corrupted is not None:
+            check_corrupted(corrupted, run.data.test)
+        scores, missing = _measure(run, named, corrupted, reporter or Silent())
+        if run.is_first:
             write_atomically(out / "scores.json", scores.to_json().encode())
     return scores, missing
 
@@ -90,7 +94,8 @@ def run_recipe(
     """Train the stages of the table and measure them, or what is left of it."""
     train_recipe(plan, out, seed, TABLE_STAGES, reporter)
     # Training takes scores away that were measured before it, so these are of all that there is.
-    if (Path(out) / "scores.json").exists():
+    engine, measured = join(), (Path(out) / "scores.json").exists
+    if engine.from_first(measured) if engine else measured():
         return read_scores(out)
     return evaluate_run(out, plan)[0]
 
@@ -106,24 +111,56 @@ def choose_device(name: str, recipe: Recipe) -> torch.device:
     return torch.device(name)
 
 
-def _open(
+@contextmanager
+def _opened(
     plan: Plan | Recipe, out: Path, seed: int, reporter: Reporter, train: bool, device: str
+) -> Iterator[Experiment]:
+    """A run in its folder, which is kept for this process, or for all processes of the run."""
+    engine = join()
+    with one_thread(), engine.together() if engine else nullcontext(), ExitStack() as held:
+        recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
+        named = plan if isinstance(plan, Plan) else Plan(recipe.name, recipe.preset)
+        place = choose_device(device, recipe)
+        place = engine.start(place) if engine else place
+        run = _open(recipe, named, out, seed, reporter, train, place, engine)
+
+        def lock() -> None:
+            held.enter_context(locked(run.folder))
+
+        engine.from_first(lock) if engine else lock()
+        yield run
+        if engine:
+            engine.wait()  # for what the first process writes
+
+
+def _open(
+    recipe: Recipe,
+    named: Plan,
+    out: Path,
+    seed: int,
+    reporter: Reporter,
+    train: bool,
+    place: torch.device,
+    engine: Engine | None,
 ) -> Experiment:
-    recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
-    named = plan if isinstance(plan, Plan) else Plan(recipe.name, recipe.preset)
-    place = choose_device(device, recipe)
     if train:
         open_folder(out)  # before the data is loaded, which may take long
     data = recipe.load()
     recipe.try_networks(data)
     description = {"plan": named.to_json(), "recipe": describe(recipe), "seed": seed}
-    # The same recipe may be asked for in other words.
-    folder = RunFolder(out, description, ignore=("plan",)).path
+
+    def begin() -> Path:
+        # The same recipe may be asked for in other words.
+        return RunFolder(out, description, ignore=("plan",)).path
+
+    folder = engine.from_first(begin) if engine else begin()
     data = Splits(*(part.to(place) for part in data))
-    return Experiment(recipe, folder, seed, data, reporter, train, place)
+    return Experiment(recipe, folder, seed, data, reporter, train, place, engine=engine)
 
 
-def _measure(run: Experiment, plan: Plan) -> tuple[Scores, list[str]]:
+def _measure(
+    run: Experiment, plan: Plan, corrupted: Path | str | None, reporter: Reporter
+) -> tuple[Scores, list[str]]:
     """Rows of every stage that is finished, in the order of the table, and what the others lack."""
     recipe = run.recipe
     try:
@@ -134,15 +171,16 @@ def _measure(run: Experiment, plan: Plan) -> tuple[Scores, list[str]]:
     found, missing = _stages(run, ensemble)
     if {"tradeoff", "capacity"} & found.keys():
         ensemble = make_members(run, recipe.most_members)  # whose ladder the figures are read off
-    ruler = Ruler(ensemble, run.data.test, run.data.val, recipe.target)
+    ruler = Ruler(ensemble, run.data.test, run.data.val, recipe.target, engine=run.engine)
     bridges = found.get("distill") or found.get("bridge", {})
-    rows = ruler.measure({f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)})
+    ladder = {f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)}
+    others = {**found.get("rivals", {}), **bridges}
     scores = Scores(
         dataset=recipe.name,
         seed=run.seed,
         class_names=recipe.class_names,
         environment=environment(ruler.test.images.device),
-        rows=rows + _rows(ruler, {**found.get("rivals", {}), **bridges}),
+        rows=ruler.measure(ladder) + _rows(ruler, others),
         settings=plan.words() | {"digest": _digest(describe(recipe))},
         target=recipe.target,
         transitions=_transitions(bridges, ensemble.first(recipe.target), ruler),
@@ -150,6 +188,13 @@ def _measure(run: Experiment, plan: Plan) -> tuple[Scores, list[str]]:
         tradeoff=_rows(ruler, found.get("tradeoff", {})),
         capacity=_rows(ruler, found.get("capacity", {})),
     )
+    kept = run.folder / KEPT
+    if corrupted is not None and run.is_first:
+        models = {**ladder, **{name: model for name, (model, _) in others.items()}}
+        data = run.data.test
+        scores = add_corrupted(scores, models, corrupted, test=data, keep=kept, stage=reporter.stage)
+    elif kept.exists():
+        missing.append(f"corruptions (--corrupted brings them back from {kept})")
     return scores, missing
 
 

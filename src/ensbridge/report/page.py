@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from ensbridge.report import corrupted
 from ensbridge.report.headline import control_sentence, headline, main_bridge
 from ensbridge.report.paper import comparison, source
 from ensbridge.report.style import LOOKS, variables
@@ -54,8 +55,8 @@ _ROW_MEANINGS: dict[Method, tuple[str, str]] = {
 }
 
 
-def render_page(summary: Summary, parts: Sequence[Part]) -> str:
-    """Return the page as HTML that refers to nothing outside itself."""
+def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
+    """Return the page as HTML that refers to nothing outside itself; `severity` is a part of its table."""
     template = files("ensbridge.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -77,6 +78,8 @@ def render_page(summary: Summary, parts: Sequence[Part]) -> str:
         one=next((group.first for group in summary.rows if group.model == "DE-1"), None),
         paper=_paper(summary),
         paper_source=source(),
+        corrupted=_corrupted(summary),
+        severity=_figure(severity),
         figures=[_figure(part) for part in parts],
         environments=_environments(summary),
     )
@@ -91,6 +94,23 @@ def _paper(summary: Summary) -> dict[str, object] | None:
         ours, theirs = zip(*pairs, strict=True)
         rows += [("", model, _split(ours)), ("theirs", "paper", _split(theirs))]
     return {"headings": found.headings, "rows": rows, "notes": found.notes}
+
+
+def _corrupted(summary: Summary) -> dict[str, object] | None:
+    found = corrupted.tables(summary)
+    if not found:
+        return None
+    tables = [
+        {
+            "heading": table.heading,
+            "blocks": table.blocks,
+            "columns": table.columns,
+            "rows": [("theirs" if theirs else "", name, _split(cells)) for theirs, name, cells in table.rows],
+            "has_paper": table.has_paper,
+        }
+        for table in found
+    ]
+    return {"tables": tables, "notes": corrupted.notes(summary)}
 
 
 def _figure(part: Part) -> dict[str, object]:

@@ -9,6 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ensbridge.report import corrupted
 from ensbridge.report.paper import comparison
 from ensbridge.scores import COLUMNS, Summary, cells
 
@@ -73,6 +74,32 @@ def paper_table(summary: Summary) -> Table | None:
         table.add_row(Text(model), *map(_tight, ours))
         table.add_row(Text("  paper"), *map(_tight, theirs), style="dim")
     return table
+
+
+def corrupted_tables(summary: Summary) -> list[Table]:
+    """Return models under corruptions, the paper's under ours; none where they were not measured."""
+    shown = []
+    found = corrupted.tables(summary)
+    for number, each in enumerate(found, 1):
+        table = Table(
+            title=Text(f"Under corruptions, {each.heading.lower()}: {', '.join(w for w, _ in each.blocks)}"),
+            caption=Text("\n" + " ".join(corrupted.notes(summary))) if number == len(found) else None,
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+            title_justify="left",
+            caption_justify="left",
+        )
+        table.add_column("model")
+        for place, heading in enumerate(each.columns):
+            _, count = each.blocks[place * len(each.blocks) // len(each.columns)]
+            table.add_column(Text(f"{heading}\nof {count}"), justify="right")
+        for theirs, name, texts in each.rows:
+            row = [_Spread(text) if " ± " in text else Text(text, no_wrap=True) for text in texts]
+            table.add_row(Text(f"  {name}" if theirs else name), *row, style="dim" if theirs else None)
+        shown.append(table)
+    return shown
 
 
 def _tight(text: str) -> Text:

@@ -26,12 +26,13 @@ class Part:
 
 def write_report(summary: Summary, out: str | Path) -> Path:
     """Write `report.html`, `figures/` and `figures.json` into the folder `out` and return the page's path."""
-    from ensbridge.report.figures import PLOTS, draw
+    from ensbridge.report.figures import PLOTS, SEVERITY, draw
     from ensbridge.report.page import render_page
 
     found = [(plot, *_data(plot, summary)) for plot in PLOTS]  # all of it, so that bad input costs no drawing
+    found.append((SEVERITY, SEVERITY.data(summary), ""))
     parts = [Part(plot, draw(plot, data) if data else None, note) for plot, data, note in found]
-    page = render_page(summary, parts)
+    page = render_page(summary, parts[:-1], parts[-1])
     folder = open_folder(out)
     figures = open_folder(folder / "figures")
     for part in parts:

@@ -6,9 +6,13 @@ No torch here, so that reports start without it.
 from ensbridge.scores.columns import COLUMNS as COLUMNS
 from ensbridge.scores.columns import Column as Column
 from ensbridge.scores.columns import cells as cells
+from ensbridge.scores.corrupted import CorruptedGroup as CorruptedGroup
+from ensbridge.scores.reading import parse_corrupted as parse_corrupted
 from ensbridge.scores.reading import parse_scores as parse_scores
 from ensbridge.scores.reading import read_scores as read_scores
 from ensbridge.scores.rows import Bin as Bin
+from ensbridge.scores.rows import CorruptedRow as CorruptedRow
+from ensbridge.scores.rows import CorruptedSet as CorruptedSet
 from ensbridge.scores.rows import Curve as Curve
 from ensbridge.scores.rows import Method as Method
 from ensbridge.scores.rows import Reliability as Reliability

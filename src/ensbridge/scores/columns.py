@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ensbridge.scores.summary import Group, Summary
 
@@ -21,10 +22,22 @@ class Column:
         return self.meaning if isinstance(self.meaning, str) else self.meaning(summary)
 
 
-def number(name: str, digits: int) -> Callable[[Group], str]:
+class Averaged(Protocol):
+    """What has scores that are averaged over runs."""
+
+    def mean(self, name: str) -> float | None:
+        """The mean of a score over the runs, None where no run has it."""
+        ...
+
+    def spread(self, name: str) -> float | None:
+        """The standard deviation of a score over the runs, None with fewer than two."""
+        ...
+
+
+def number(name: str, digits: int) -> Callable[[Averaged], str]:
     """Mean and, over several runs, standard deviation."""
 
-    def cell(group: Group) -> str:
+    def cell(group: Averaged) -> str:
         mean, spread = group.mean(name), group.spread(name)
         if mean is None:
             return "–"

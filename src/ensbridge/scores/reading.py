@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ensbridge.scores.rows import MOST, Bin, Range, Row, Scores
+from ensbridge.scores.rows import MOST, Bin, CorruptedRow, Range, Row, Scores
 
 # The file may be anything, a stranger's or a letter: it is never to be deleted on our word.
 REMEDY = "give a scores.json as ensbridge evaluate writes it"
@@ -69,7 +69,30 @@ def parse_scores(document: object, where: str = "scores") -> Scores:
                 f"{where}: curves[{number}] has {len(curve.images)} images and {len(curve.loss)} losses; "
                 f"{REMEDY}"
             )
+    _check_corrupted(scores, where)
     return scores
+
+
+def parse_corrupted(document: object, where: str = "row") -> CorruptedRow:
+    """Check a decoded row of a model under a corruption and give it its types."""
+    return _dataclass(CorruptedRow, document, where)
+
+
+def _check_corrupted(scores: Scores, where: str) -> None:
+    """Refuse models under corruptions that were not all measured once on the same images."""
+    found: dict[str, dict[tuple[int, str], str]] = {}
+    for row in scores.corrupted:
+        place = (row.severity, row.corruption)
+        if place in found.setdefault(row.model, {}):
+            raise ValueError(
+                f"{where}: corrupted has {row.model!r} twice under {row.corruption!r} at severity "
+                f"{row.severity}; {REMEDY}"
+            )
+        found[row.model][place] = row.images
+    first = next(iter(found), "")
+    for model, images in found.items():
+        if images != found[first]:
+            raise ValueError(f"{where}: corrupted has {first!r} and {model!r} on different images; {REMEDY}")
 
 
 def _dataclass(kind: type, document: object, where: str) -> Any:
@@ -105,7 +128,7 @@ def _value(hint: Any, value: object, where: str, key: str) -> Any:
         options = [each for each in arguments if each is not NoneType]
         if str in options and isinstance(value, str):
             return _value(str, value, where, key)
-        return _value(next(each for each in options if each is not str), value, where, key)
+        return _value(next((each for each in options if each is not str), str), value, where, key)
     if origin is tuple:
         if not isinstance(value, list):
             raise _wrong(where, key, value, "a list")

@@ -23,6 +23,7 @@ Whole = Annotated[int, Range(0, MOST)]
 Count = Annotated[int, Range(1, MOST)]
 Few = Annotated[int, Range(0, 10**6)]
 Members = Annotated[int, Range(1, 10**6)]
+Severity = Annotated[int, Range(1, 5)]
 Ratio = Annotated[float, Range(1e-3, 1e6)]
 Percent = Annotated[float, Range(0, 100)]
 Share = Annotated[float, Range(0, 1)]
@@ -97,11 +98,35 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class CorruptedRow:
+    """One model's scores on the test images under one corruption at one severity."""
+
+    model: str
+    severity: Severity
+    corruption: str
+    images: str  # a digest of these very images and their labels
+    acc: Percent
+    nll: Size
+    brier: Size
+    ece: Size
+    cnll: Size | None  # at the temperature that was fitted on clean images
+
+
+@dataclass(frozen=True)
+class CorruptedSet:
+    """Where corrupted images are from, as far as the manifest beside them says so."""
+
+    made_by: str | None  # such as "ensbridge 0.1.0, …"; None without a manifest, as the published set is
+    seed: Seed | None
+
+
+@dataclass(frozen=True)
 class Scores:
     """The rows of one evaluation, with the data, the seed and the machine that made them.
 
     `tradeoff` has one row for each number of members that a method was trained towards with as many bridges
-    as it needs; `capacity` one for each number of teachers that a single network was trained towards.
+    as it needs; `capacity` one for each number of teachers that a single network was trained towards;
+    `corrupted` one for each model, severity and corruption.
 
     >>> row = Row(
     ...     "DE-1", "DE", 1, 0, 0, 400, 1.0, 30, 1.0, 91.5, 0.3166, 0.13, 0.046, None, None, 1.0, None, None
@@ -123,6 +148,8 @@ class Scores:
     curves: tuple[Curve, ...] = ()
     tradeoff: tuple[Row, ...] = ()
     capacity: tuple[Row, ...] = ()
+    corrupted: tuple[CorruptedRow, ...] = ()
+    corrupted_set: CorruptedSet | None = None  # whose images those are; None where it is not known
 
     def table(self) -> str:
         """The rows as plain aligned text, names to the left and numbers to the right."""

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 
 from rich.cells import cell_len
 
+from ensbridge.scores.corrupted import CorruptedGroup, group_corrupted, images_of
 from ensbridge.scores.rows import Method, Row, Scores
 
 
@@ -111,6 +112,11 @@ class Summary:
         """One group for each method and number of teachers, over the runs that trained it."""
         return self._groups("capacity")
 
+    @property
+    def corrupted(self) -> tuple[CorruptedGroup, ...]:
+        """One group for each model under corruptions, over the runs that measured it."""
+        return group_corrupted([run.corrupted for run in self.runs])
+
     def table(self) -> str:
         """The rows as plain aligned text, names to the left and numbers to the right."""
         from ensbridge.scores.columns import COLUMNS, cells
@@ -182,7 +188,20 @@ def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None) -> Sum
                 "or their spread says nothing"
             )
         seen[run.seed] = name
+    _check_corrupted(runs, names)
     return Summary(tuple(runs))
+
+
+def _check_corrupted(runs: Sequence[Scores], names: Sequence[str]) -> None:
+    """Refuse runs that were measured on different corrupted images."""
+    measured = [(run, name) for run, name in zip(runs, names, strict=True) if run.corrupted]
+    for run, name in measured[1:]:
+        first, of_first = measured[0]
+        if images_of(run.corrupted) != images_of(first.corrupted):
+            raise ValueError(
+                f"{of_first} and {name} were measured on different corrupted images; "
+                "evaluate both with the same --corrupted"
+            )
 
 
 def _target(run: Scores) -> str:

@@ -17,7 +17,9 @@ from ensbridge.methods.method import AbstractMethod, Batch, taps_of
 from ensbridge.train.checkpoint import RunFolder, checkpoint_path
 from ensbridge.train.config import FitConfig, describe_config
 from ensbridge.train.ema import Average
+from ensbridge.train.engine import Engine
 from ensbridge.train.optimizers import Configs, Optimizers, shared_config
+from ensbridge.train.shared import SharedStep
 from ensbridge.train.step import AbstractStep
 from ensbridge.train.stepping import StepKind, step_kinds, steps_that_work
 
@@ -53,6 +55,7 @@ def fit(
     only_load: bool = False,
     step: StepKind | None = None,
     deadline: float | None = None,
+    engine: Engine | None = None,
 ) -> FitResult:
     """Train a method's student in place; on a folder that holds a part of the run, go on from there.
 
@@ -63,6 +66,8 @@ def fit(
     with "captured" steps, compiled and in a CUDA graph; where that fails, a warning says why and "compiled"
     ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one kind and no other.
     At the `deadline`, a moment of `time.monotonic()`, it saves a checkpoint and raises `OutOfTime`.
+    With an `engine` this process is one of several that train the same student: each takes its slice of
+    every batch, steps are eager, and the first process keeps the folder.
 
     >>> from ensbridge.methods import DeepEnsemble
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -74,13 +79,22 @@ def fit(
     data, own = as_image_set(train), shared_config(method, config)
     total = own.total_steps(len(data))
     _try_teachers(method, data)
-    kinds = step_kinds(step, data.images.device)
+    kinds = step_kinds(step, data.images.device) if engine is None else _only_eager(step)
     student = method.student.train()
+    described = _describe(method, data, config) if engine or run_dir is not None else {}
+    if engine:
+        engine.begin(student, described)
     optimizers = Optimizers(method, config, total, captured=data.images.is_cuda)
     average = Average(student, method.averages())
     state = _State(student, optimizers, average)
-    folder = None if run_dir is None else RunFolder(run_dir, _describe(method, data, config))
-    found = folder.newest() if folder else None
+    folder: RunFolder | None = None
+
+    def take_up() -> tuple[dict[str, Tensor], dict[str, str]] | None:
+        nonlocal folder
+        folder = None if run_dir is None else RunFolder(run_dir, described)
+        return folder.newest() if folder else None
+
+    found = engine.from_first(take_up) if engine else take_up()
     if found:
         state.read_metadata(found[1])
     if only_load and state.step < total:
@@ -92,7 +106,12 @@ def fit(
     stepper: AbstractStep | None = None
     try:
         if begun < total:
-            stepper = steps_that_work(kinds, (method, data, own, optimizers, average), state.put_back())
+            parts = method, data, own, optimizers, average
+            if engine:
+                stepper = SharedStep(engine, *parts)
+                stepper.prepare()
+            else:
+                stepper = steps_that_work(kinds, parts, state.put_back())
         if found:
             state.load(found[0])
         if begun == total and progress:
@@ -101,22 +120,29 @@ def fit(
             stop = min(state.step + stepper.stride, total, *_next_marks(own, state.step))
             state.add(stepper.run(state.step, stop), stop)
             loss = sum(state.means().values())
-            if folder and (stop == total or stop % own.log_every == 0):
-                parts = state.means() if len(state.sums) > 1 else {}
+            if run_dir is not None and (stop == total or stop % own.log_every == 0):
+                means = state.means() if len(state.sums) > 1 else {}
                 line = {"step": stop, "images": stop * own.batch_size, "loss": loss}
-                folder.log(line | ({"losses": parts} if parts else {}))
+                if folder:
+                    folder.log(line | ({"losses": means} if means else {}))
                 state.forget()
             late = deadline is not None and stop < total and time.monotonic() >= deadline
+            if engine and deadline is not None:
+                late = engine.any(late)
             if folder and (late or stop == total or stop % own.checkpoint_every == 0):
                 state.save(folder)
             if late:
-                raise OutOfTime(f"{folder.path if folder else 'it'} is at step {stop} of {total}")
+                if engine:
+                    engine.wait()  # for the checkpoint
+                raise OutOfTime(f"{'it' if run_dir is None else Path(run_dir)} is at step {stop} of {total}")
             if progress:
                 progress(stop, total, loss)
     finally:
         if stepper:
             stepper.close()
         student.eval()
+    if engine:
+        engine.wait()  # for the last checkpoint
     student.load_state_dict({**student.state_dict(), **average.tensors})
     return FitResult(total, begun, loss)
 
@@ -124,6 +150,13 @@ def fit(
 def seems_finished(run_dir: Path | str, config: FitConfig, images: int) -> bool:
     """Whether a folder holds the last checkpoint of a run on so many images, whole or damaged."""
     return checkpoint_path(Path(run_dir), config.total_steps(images)).exists()
+
+
+def _only_eager(wish: StepKind | None) -> tuple[StepKind]:
+    """The kind of step that several processes take."""
+    if wish not in (None, "eager"):
+        raise ValueError(f"step is {wish!r}; several processes take 'eager' ones only, so leave it out")
+    return ("eager",)
 
 
 def _try_teachers(method: AbstractMethod, data: ImageSet) -> None:

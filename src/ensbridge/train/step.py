@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -18,6 +18,8 @@ from ensbridge.methods.method import AbstractMethod, Batch, Runner, taps_of
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.ema import Average
 from ensbridge.train.optimizers import Optimizers
+
+Buffers = Sequence[tuple[Tensor, Tensor]]  # running statistics, and how they were before a step
 
 
 class AbstractStep(ABC):
@@ -48,6 +50,20 @@ class AbstractStep(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the networks as they were found, but for their weights."""
+
+    def check_losses(self, values: Mapping[str, float], step: int, buffers: Buffers) -> None:
+        """Refuse a step whose loss is not finite, with running statistics put back."""
+        for name, value in values.items():
+            if not math.isfinite(value):
+                put_back(buffers)
+                named = "" if name == "loss" else f" of {name}"
+                raise self.refusal(f"the loss{named} is {value} at step {step + 1}")
+
+    def check_gradients(self, step: int, buffers: Buffers) -> None:
+        """Refuse a step whose gradient is not finite, with running statistics put back."""
+        if not bool(self.optimizers.gradient_norm().isfinite()):
+            put_back(buffers)
+            raise self.refusal(f"a gradient is not finite at step {step + 1}")
 
     def refusal(self, problem: str) -> FloatingPointError:
         """The error of a step that must not be taken."""
@@ -86,22 +102,16 @@ class EagerStep(AbstractStep):
         with in_precision(batch.images, self.config.precision == "bfloat16"):
             losses = self.method.losses(batch)
         values = {name: loss.item() for name, loss in losses.items()}
-        for name, value in values.items():
-            if not math.isfinite(value):
-                _put_back(buffers)
-                named = "" if name == "loss" else f" of {name}"
-                raise self.refusal(f"the loss{named} is {value} at step {step + 1}")
+        self.check_losses(values, step, buffers)
         self.optimizers.zero_grad()
         torch.stack(list(losses.values())).sum().backward()
-        if not bool(self.optimizers.gradient_norm().isfinite()):
-            _put_back(buffers)
-            raise self.refusal(f"a gradient is not finite at step {step + 1}")
+        self.check_gradients(step, buffers)
         self.optimizers.step()
         self.average.follow(self.average.keeps(step))
         return values
 
 
-def _put_back(buffers: list[tuple[Tensor, Tensor]]) -> None:
+def put_back(buffers: Buffers) -> None:
     """Restore running statistics, which move in the forward pass."""
     for buffer, before in buffers:
         buffer.copy_(before)

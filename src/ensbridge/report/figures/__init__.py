@@ -1,4 +1,7 @@
-"""The six figures: each is its data, taken from the scores as plain JSON, and a drawing of that alone."""
+"""The six figures: each is its data, taken from the scores as plain JSON, and a drawing of that alone.
+
+A seventh belongs to the table of corruptions, and is there where they were measured.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ensbridge.report.figures import curves, front, members, reliability, transition
+from ensbridge.report.figures import curves, front, members, reliability, severity, transition
 from ensbridge.report.figures.sheet import NARROW, WIDE, Sheet, drawing
 from ensbridge.report.figures.svg import Words, for_file, for_page
 from ensbridge.scores import Summary
@@ -64,6 +67,15 @@ PLOTS: tuple[Plot, ...] = (
         reliability.describe,
     ),
     Plot("curves", "Training", curves.data, curves.draw, curves.caption, curves.describe),
+)
+
+SEVERITY = Plot(
+    "severity",
+    "As corruptions grow more severe",
+    severity.data,
+    severity.draw,
+    severity.caption,
+    severity.describe,
 )
 
 

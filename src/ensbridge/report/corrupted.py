@@ -1,0 +1,118 @@
+"""Models under corruptions as text: means of all corruptions and without frost, beside the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ensbridge.report.paper import PaperRow, paper_rows
+from ensbridge.scores import CorruptedGroup, Summary
+from ensbridge.scores.columns import number
+
+FROST = "frost"  # the one corruption that is made of pictures, which differ from set to set
+COLUMNS = (("ACC", "acc", 2), ("NLL", "nll", 4), ("cNLL", "cnll", 4))  # with the paper's digits
+
+
+@dataclass(frozen=True)
+class CorruptedTable:
+    """A table: blocks of `COLUMNS`, and rows of a model's cells, ours or the paper's."""
+
+    heading: str
+    blocks: tuple[tuple[str, int], ...]  # what a block is the mean of, and of how many corruptions
+    rows: tuple[tuple[bool, str, tuple[str, ...]], ...]  # whether the paper's, name, cells
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The headings of all cells."""
+        return tuple(heading for _ in self.blocks for heading, _, _ in COLUMNS)
+
+    @property
+    def has_paper(self) -> bool:
+        """Whether rows of the paper are among them."""
+        return any(theirs for theirs, _, _ in self.rows)
+
+
+def tables(summary: Summary) -> tuple[CorruptedTable, ...]:
+    """Severity 1, as the paper has it, and the mean over all severities; none where nothing was measured."""
+    groups = summary.corrupted
+    if not groups:
+        return ()
+    severities = groups[0].severities
+    found = []
+    if 1 in severities:
+        rows = paper_rows(f"{summary.dataset}-c")
+        ours = {group.model for group in groups}
+        rows = rows if any(row.model in ours for row in rows) else ()
+        found.append(_table("Severity 1", [group.at(1) for group in groups], rows))
+    if severities != (1,):
+        found.append(_table(_severities(severities), groups, ()))
+    return tuple(found)
+
+
+def notes(summary: Summary) -> tuple[str, ...]:
+    """What a reader must know of the numbers: whose images they are of, and what the means are."""
+    beside = any(table.has_paper for table in tables(summary))
+    said = ["Each corruption counts the same; cNLL is at the temperature that was fitted on clean images."]
+    if len(summary.runs) > 1:
+        said.append("± is the standard deviation over seeds.")
+    made_by = next((run.corrupted_set.made_by for run in summary.runs if run.corrupted_set), None)
+    if made_by is not None and made_by.startswith("ensbridge"):
+        said.append(
+            "The images are ensbridge’s own regeneration of the corruptions from the clean test split, frost"
+            " from generated textures: they are not bit-comparable with the published set"
+            + (", on which the paper’s numbers are." if beside else ".")
+        )
+    elif all(run.corrupted_set is None for run in summary.runs):
+        said.append("Which set of corrupted images these are is not known.")
+    else:
+        said.append(
+            f"The images were not made by ensbridge ({made_by or 'no manifest is beside them'})"
+            + ("; the paper’s numbers are on the published set." if beside else ".")
+        )
+    return tuple(said)
+
+
+def _table(heading: str, groups: Sequence[CorruptedGroup], paper: Sequence[PaperRow]) -> CorruptedTable:
+    names = groups[0].corruptions
+    rest = [name for name in names if name != FROST]
+    with_frost = 0 < len(rest) < len(names)
+    blocks = [(f"mean of {len(names)}", len(names))]
+    blocks += [(f"mean of {len(rest)} without frost", len(rest))] if with_frost else []
+    theirs = {row.model: _theirs(row, len(blocks)) for row in paper}
+    rows: list[tuple[bool, str, tuple[str, ...]]] = []
+    for group in groups:
+        parts = [group, group.without(FROST)] if with_frost else [group]
+        rows.append((False, _name(group), tuple(cell for part in parts for cell in _ours(part))))
+        rows += [(True, "paper", theirs.pop(group.model))] if group.model in theirs else []
+    for model, cells in theirs.items():  # what the paper measured and these runs did not
+        rows += [(False, model, ("–",) * len(cells)), (True, "paper", cells)]
+    return CorruptedTable(heading, tuple(blocks), tuple(rows))
+
+
+def _ours(group: CorruptedGroup) -> tuple[str, ...]:
+    return tuple(number(name, digits)(group) for _, name, digits in COLUMNS)
+
+
+def _theirs(row: PaperRow, blocks: int) -> tuple[str, ...]:
+    values = [(getattr(row, name), digits) for _, name, digits in COLUMNS]
+    own = tuple("–" if value is None else f"{value:.{digits}f}" for value, digits in values)
+    return own + ("–",) * len(COLUMNS) * (blocks - 1)
+
+
+def _name(group: CorruptedGroup) -> str:
+    part = "" if len(group.rows) == group.runs else f" ({len(group.rows)} of {group.runs} runs)"
+    return group.model + part
+
+
+def _severities(severities: Sequence[int]) -> str:
+    """A heading for several severities, or for one that is not the first.
+
+    >>> _severities((1, 2, 3, 4, 5)), _severities((1, 3)), _severities((2,))
+    ('Mean over severities 1 to 5', 'Mean over severities 1 and 3', 'Severity 2')
+    """
+    if len(severities) == 1:
+        return f"Severity {severities[0]}"
+    first, last = severities[0], severities[-1]
+    if len(severities) > 2 and last - first == len(severities) - 1:
+        return f"Mean over severities {first} to {last}"
+    return f"Mean over severities {', '.join(map(str, severities[:-1]))} and {last}"

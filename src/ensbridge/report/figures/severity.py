@@ -1,0 +1,108 @@
+"""ACC and NLL as corruptions grow more severe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.ticker import FixedLocator
+
+from ensbridge.report.figures.sheet import NARROW, Margins, Sheet, handle, linear_ticks
+from ensbridge.report.style import PAPER, look
+from ensbridge.scores import CorruptedGroup, Summary
+
+Data = dict[str, Any]
+
+_SCORES = {"acc": "ACC, percent", "nll": "NLL, nats (lower is better)"}
+_BRIDGE = "+1 DBN"
+# Ensembles have one colour, so that they differ by how full their marks are.
+_FILLS: dict[str, dict[str, Any]] = {
+    "DE-1": {"markerfacecolor": PAPER},
+    "DE-2": {"fillstyle": "bottom", "markerfacecoloralt": PAPER},
+}
+
+
+def data(summary: Summary) -> Data | None:
+    """Return one network, ensembles and the bridge by severity, None where there are not two severities."""
+    groups = {group.model: group for group in summary.corrupted}
+    first = next(iter(groups.values()), None)
+    if first is None or len(first.severities) < 2:
+        return None
+    methods = {row.model: row.method for run in summary.runs for row in run.rows}
+    bridges = [name for name in groups if methods.get(name) == "DBN"]
+    bridge = [_BRIDGE] if _BRIDGE in groups else bridges[:1]
+    chosen = [name for name in ("DE-1", "DE-2", "DE-3", *bridge) if name in groups] or list(groups)[:4]
+    series = [
+        {"model": name, "method": methods.get(name, "other"), "points": _points(groups[name])}
+        for name in chosen
+    ]
+    return {
+        "dataset": summary.dataset,
+        "seeds": list(summary.seeds),
+        "corruptions": len(first.corruptions),
+        "series": series,
+    }
+
+
+def describe(data: Data) -> str:
+    """List the values."""
+    lines = []
+    for series in data["series"]:
+        values = ", ".join(
+            f"severity {p['severity']} ACC {p['acc']:.2f} NLL {p['nll']:.3f}" for p in series["points"]
+        )
+        lines.append(f"{series['model']}: {values}.")
+    return " ".join(lines)
+
+
+def caption(data: Data) -> str:
+    """Say how to read it."""
+    bars = " Bars: one standard deviation over seeds." if len(data["seeds"]) > 1 else ""
+    return f"Means of {data['corruptions']} corruptions at each severity.{bars}"
+
+
+def draw(data: Data, width: int) -> Sheet:
+    """Draw ACC and NLL against severity, at a width in pixels."""
+    columns = 1 if width <= NARROW else 2
+    legend = 20.0 * -(-len(data["series"]) // (2 * columns))
+    space = Margins(left=44, right=18, top=legend + 34, gap_x=64, gap_y=82)
+    sheet, panels = Sheet.of_panels(width, 2, columns, 220, space)
+    for axes, (name, words) in zip(panels, _SCORES.items(), strict=True):
+        for number, series in enumerate(data["series"]):
+            values = [(point["severity"], point[name]) for point in series["points"]]
+            (line,) = axes.plot(*zip(*values, strict=True), **_style(series))
+            sheet.mark(line, f"{name}-{number}", f"{series['model']}: {name.upper()} by severity")
+            for point in series["points"]:
+                if spread := point[f"{name}_sd"]:
+                    ends = [point[name] - spread, point[name] + spread]
+                    colour = look(series["method"]).light
+                    axes.plot([point["severity"]] * 2, ends, color=colour, lw=1.5, zorder=1.5)
+        axes.xaxis.set_major_locator(FixedLocator([p["severity"] for p in data["series"][0]["points"]]))
+        linear_ticks(axes, 5)
+        sheet.name_axes(axes, "severity", words)
+    handles = [handle(series["method"], series["model"], **_style(series)) for series in data["series"]]
+    sheet.legend(handles, 2 * columns)
+    return sheet
+
+
+def _style(series: Data) -> dict[str, Any]:
+    style = look(series["method"])
+    return {
+        "color": style.light,
+        "linestyle": style.line,
+        "linewidth": 1.8,
+        "marker": style.marker,
+        "markersize": 7.5,
+        "markeredgecolor": style.light,
+        **_FILLS.get(series["model"], {}),
+    }
+
+
+def _points(group: CorruptedGroup) -> list[Data]:
+    return [
+        {
+            "severity": severity,
+            **{name: group.at(severity).mean(name) for name in _SCORES},
+            **{f"{name}_sd": group.at(severity).spread(name) for name in _SCORES},
+        }
+        for severity in group.severities
+    ]

@@ -1,0 +1,294 @@
+"""Two processes as torchrun starts them, and what they run; used as `import _world`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import _recipe
+import _runs
+import _tiny
+from ensbridge.data import Augment, ImageSet
+from ensbridge.ensemble import Ensemble
+from ensbridge.evaluation import evaluate
+from ensbridge.methods import AbstractMethod, Batch, BridgeConfig, DiffusionBridge, StepDistillation
+from ensbridge.recipes import evaluate_run, experiment, train_recipe
+from ensbridge.train import FitConfig, fit
+from ensbridge.train import distill as distill_module
+from ensbridge.train.engine import Engine, join
+from ensbridge.train.fit import OutOfTime
+
+FABRIC = next(
+    (name for name in ("lightning_fabric", "lightning.fabric") if find_spec(name.split(".")[0])), None
+)
+FORK = multiprocessing.get_context("fork")
+
+
+class Both:
+    """Runs work in two processes; they are forked from one that imports everything, once."""
+
+    def __init__(self) -> None:
+        self.pipe, theirs = FORK.Pipe()
+        self.home = _runs._CONTEXT.Process(target=_serve, args=(theirs,))
+        self.home.start()
+        theirs.close()
+
+    def __call__(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What `work(engine, *arguments)` returns, or says when it fails, in each of the two."""
+        self.pipe.send((work, arguments))
+        return [pickle.loads(each) for each in self.pipe.recv()]
+
+    def close(self) -> None:
+        """End the process that was forked from."""
+        self.pipe.close()
+        self.home.join()
+
+
+def _serve(pipe: Any) -> None:
+    importlib.import_module(str(FABRIC))
+    with suppress(EOFError):
+        while True:
+            pipe.send(_both(*pipe.recv()))
+
+
+def _both(work: Callable[..., Any], arguments: tuple[Any, ...], seconds: float = 60) -> list[bytes]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ends = [FORK.Pipe(duplex=False) for _ in range(2)]
+    processes = []
+    for rank, (_, writing) in enumerate(ends):
+        processes.append(FORK.Process(target=_work, args=(rank, port, writing, work, arguments)))
+        processes[-1].start()
+        writing.close()
+    answers = []
+    end = time.monotonic() + seconds
+    for process, (reading, _) in zip(processes, ends, strict=True):
+        try:
+            there = reading.poll(max(0, end - time.monotonic()))
+            answers.append(reading.recv_bytes() if there else pickle.dumps("no answer"))
+        except EOFError:
+            answers.append(pickle.dumps("killed"))
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+    return answers
+
+
+def _work(rank: int, port: int, writing: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        engine = join()
+        assert engine
+        engine.start(torch.device("cpu"))
+        with engine.together():
+            answer = work(engine, *arguments)
+        writing.send_bytes(pickle.dumps(answer))  # torch would share memory, which ends with the process
+    except Exception as error:
+        writing.send_bytes(pickle.dumps(f"{type(error).__name__}: {error}"))
+        if os.environ.get("SHOW"):
+            traceback.print_exc()
+
+
+# ------------------------------------------------------------------------------ what is trained
+
+
+class PlainScore(nn.Module):
+    """A score network without batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(_tiny.CHANNELS + _tiny.CLASSES + 1, 16), nn.SiLU(), nn.Linear(16, 3)
+        )
+        self.unused = nn.Linear(2, 2)  # no gradient ever comes here
+
+    def forward(self, h: Tensor, z: Tensor, t: Tensor) -> Tensor:
+        return self.net(torch.cat([h.mean((2, 3)), z, t[:, None]], dim=1))
+
+
+CONFIG = FitConfig(
+    epochs=0.85, batch_size=5, lr=0.02, augment=Augment(crop=1, flip=True, noise=0.1, mixup=0.4)
+)
+PLAIN = (
+    "members",
+    "end2",
+    "bezier",
+    "bridge",
+    "shared",
+    "direct",
+    "progressive",
+)  # no batch norm
+
+
+def plain(kind: str) -> AbstractMethod:
+    """A method without batch norm: its networks normalise filter responses, or nothing."""
+    if kind in ("members", "end2", "bezier"):
+        return _tiny.method(kind, _tiny.ensemble(2))
+    draws: dict[str, Any] = (
+        {"train_times": "uniform", "temperature_draw": "batch"} if kind == "shared" else {}
+    )
+    config = BridgeConfig(ema=0.9, **draws)
+    with _tiny.seeded(5):
+        score = PlainScore()
+    bridge = DiffusionBridge(_tiny.ensemble(2), score, _tiny.FEATURE, config=config)
+    if kind == "direct":
+        return StepDistillation(bridge)
+    return StepDistillation(bridge, (0.0, 0.2, 1.0), mode="progressive") if kind == "progressive" else bridge
+
+
+def train_plain(engine: Engine | None) -> dict[str, tuple[dict[str, Tensor], float]]:
+    """The weights and the loss of every plain method."""
+    done = {}
+    for kind in PLAIN:
+        method = plain(kind)
+        # Mixed labels would be wrong for members and curves, but not for this comparison.
+        result = fit(method, _tiny.data(), replace(CONFIG, optimizer="sgd", weight_decay=0.01), engine=engine)
+        done[kind] = _runs.state(method.student), result.loss
+    return done
+
+
+def train_kind(engine: Engine | None, kind: str, folder: Path, die: int = 0) -> tuple[dict[str, Tensor], int]:
+    """A run of `_runs`, whose networks have batch norm; at step `die` every process is killed."""
+
+    def progress(step: int, total: int, loss: float) -> None:
+        if step == die:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    method = _runs.method(kind)
+    result = fit(method, _runs.data(), _runs.config(kind), folder, progress, engine=engine)
+    return _runs.state(method.student), result.resumed_from
+
+
+def train_every_kind(engine: Engine, folder: Path) -> dict[str, dict[str, Tensor]]:
+    return {kind: train_kind(engine, kind, folder / kind)[0] for kind in _runs.KINDS}
+
+
+class Spoilt(AbstractMethod):
+    """A method that goes wrong at one step in one process."""
+
+    def __init__(self, at: int, how: str) -> None:
+        self.inner = _runs.method("members")
+        self.student, self.at, self.how, self.seen = self.inner.student, at, how, 0
+
+    def loss(self, batch: Batch) -> Tensor:
+        self.seen += 1
+        loss = self.inner.loss(batch)
+        if self.seen != self.at:
+            return loss
+        if self.how == "error":
+            raise ValueError("the images went away; bring them back")
+        return loss * math.nan
+
+    def log_probs(self, images: Tensor) -> Tensor:
+        return self.inner.log_probs(images)
+
+    def describe(self) -> dict[str, Any]:
+        return self.inner.describe()
+
+
+def go_wrong(engine: Engine, rank: int, how: str) -> str:
+    """Fit a method that goes wrong at step 3 of one process; its first loss is a trial's."""
+    method = Spoilt(4 if engine.rank == rank else 0, how)
+    fit(method, _runs.data(), _runs.config("members"), engine=engine)
+    return "trained"
+
+
+def run_late(engine: Engine, rank: int, folder: Path) -> str:
+    """A run whose time is up in one process only."""
+    deadline = 0.0 if engine.rank == rank else time.monotonic() + 1e6
+    try:
+        fit(
+            _runs.method("bridge"),
+            _runs.data(),
+            _runs.config("bridge"),
+            folder,
+            deadline=deadline,
+            engine=engine,
+        )
+    except OutOfTime as error:
+        return f"{error}; {[path.name for path in _runs.checkpoints(folder)]}"
+    return "trained"
+
+
+def fail_apart(engine: Engine) -> str:
+    """Work of one process goes wrong while the other's goes on and on."""
+
+    def work() -> None:
+        if engine.rank == 1:
+            raise ValueError("the images went away; bring them back")
+        while True:
+            engine.look()
+            time.sleep(0.01)
+
+    engine.apart(work, late=OutOfTime)
+    return "done"
+
+
+def late_apart(engine: Engine) -> str:
+    """One process is out of time while the other still has to save."""
+    saved = []
+
+    def work() -> None:
+        if engine.rank == 1:
+            raise OutOfTime("member-2 is at step 3 of 9")
+        time.sleep(0.2)
+        saved.append(1)
+
+    with suppress(OutOfTime):
+        engine.apart(work, late=OutOfTime)
+        return "done"
+    return f"late, {len(saved)} saved"
+
+
+def other_data(engine: Engine) -> str:
+    fit(_runs.method("members"), _runs.data(engine.rank), _runs.config("members"), engine=engine)
+    return "trained"
+
+
+# ------------------------------------------------------------------------------ what is measured
+
+
+def measure(engine: Engine | None) -> str:
+    """The scores of an ensemble, a member and a distilled network on 1,001 images, as JSON."""
+    generator = torch.Generator().manual_seed(3)
+    images = torch.rand(1001, 1, 4, 4, generator=generator)
+    test = ImageSet(images, torch.randint(0, 3, (1001,), generator=generator))
+    members = Ensemble([_runs.member(index) for index in range(3)])
+    models = {"one": members.source, "all": members, "other": _runs.member(8)}
+    return evaluate(models, test, _runs.data(1, 77), engine=engine, batch_size=64).to_json()
+
+
+def recipe(engine: Engine, folder: Path) -> tuple[list[str], str]:
+    """Train a recipe and measure it; which parts this process trained, and how."""
+    told: list[str] = []
+    real = experiment.fit
+
+    def spy(method: Any, data: Any, config: Any, place: Path, progress: Any, **options: Any) -> Any:
+        if not options.get("only_load"):
+            told.append(f"{place.name} {'alone' if options['engine'] is None else 'together'}")
+        return real(method, data, config, place, progress, **options)
+
+    experiment.fit = distill_module.fit = spy
+    train_recipe(_recipe.tiny(), folder, 0, ("members", "distill"))
+    train_recipe(_recipe.tiny(), folder, 0, ("members", "distill"))  # of which all is there
+    scores, _ = evaluate_run(folder, _recipe.tiny())
+    return told, json.dumps(json.loads(scores.to_json()), sort_keys=True)
