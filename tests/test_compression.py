@@ -103,14 +103,16 @@ def test_several_bridges_share_the_members_among_them() -> None:
 
 def test_labelled_validation_images_choose_and_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
     members = [_tiny.member(seed) for seed in range(2)]
-    fast = quick(members, val=(IMAGES, LABELS), feature="stages.0.0", quiet=False)
+    probabilities = (3 * eb.Ensemble(members)(IMAGES)).softmax(-1)
+    labels = torch.multinomial(probabilities, 1, generator=_tiny.generator(0))[:, 0]
+    fast = quick(members, val=(IMAGES, labels), feature="stages.0.0", quiet=False)
     assert fast.temperature != 1
     said = capsys.readouterr().err
     assert "validation chose T = " in said
     assert " before, " in said
-    plain = quick(members, val=(IMAGES, LABELS), feature="stages.0.0", calibrate=False)
+    plain = quick(members, val=(IMAGES, labels), feature="stages.0.0", calibrate=False)
     assert plain.temperature == 1
-    ours, theirs = (eb.metrics.nll(each(IMAGES).log_softmax(-1), LABELS) for each in (fast, plain))
+    ours, theirs = (eb.metrics.nll(each(IMAGES).log_softmax(-1), labels) for each in (fast, plain))
     assert ours <= theirs
 
 
@@ -174,8 +176,61 @@ def test_members_that_are_given_twice_or_cannot_take_the_images_are_named() -> N
     with pytest.raises(ValueError, match="the same network was given twice"):
         quick([member, member])
     other = nn.Sequential(nn.Flatten(), nn.Linear(7, 3))
-    with pytest.raises(ValueError, match=r"member 2 cannot take images of shape \(3, 8, 8\) .*preprocess="):
+    words = r"member 2 cannot take images of torch.float32 and shape \(3, 8, 8\) .*preprocess="
+    with pytest.raises(ValueError, match=words):
         quick([member, other])
+    with pytest.raises(ValueError, match=r"shape \(8, 8, 3\) .* with \.permute\(0, 3, 1, 2\)"):
+        quick([member, _tiny.member(1)], IMAGES.permute(0, 2, 3, 1))
+    with pytest.raises(ValueError, match=r"torch\.float64 .* with \.float\(\)"):
+        quick([member, _tiny.member(1)], IMAGES.double())
+
+
+class Wrong(nn.Module):
+    """A network that returns what a test says."""
+
+    def __init__(self, output: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.output(images.flatten(1)[:, :3])
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (lambda x: x.softmax(-1), "member 2 returns probabilities; give it without its softmax"),
+        (lambda x: x / 0, "member 2 returns logits that are not finite"),
+        (lambda x: x[:, :1], r"member 2 returns \(8, 1\) for 8 images"),
+        (lambda x: x[:, :, None], r"member 2 returns \(8, 3, 1\) for 8 images"),
+    ],
+)
+def test_what_is_no_classifier_is_named(output: Callable[[Tensor], Tensor], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        quick([_tiny.member(0), Wrong(output)])
+
+
+@pytest.mark.parametrize(
+    ("val", "options", "words"),
+    [
+        ((IMAGES, LABELS + 1), {}, "val has labels from 1 to 3; the members' are 0 to 2"),
+        (IMAGES[:, :, 1:], {}, r"val has images of shape \(3, 7, 8\), train of \(3, 8, 8\)"),
+        (None, {"epochs": 0}, "epochs is 0; it must be above 0"),
+        (None, {"epochs": None, "max_minutes": -1}, "max_minutes is -1; it must be above 0"),
+        (None, {"max_minutes": 1}, "epochs and max_minutes were both given"),
+        (None, {"preprocess": [None]}, "preprocess has 1 entries for 2 members"),
+    ],
+)
+def test_what_would_fail_after_training_is_refused_before(val: Any, options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        quick([_tiny.member(0), _tiny.member(1)], val=val, **options)
+
+
+def test_a_few_images_calibrate_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    val = IMAGES[:3], LABELS[:3]
+    fast = quick([_tiny.member(0), _tiny.member(1)], val=val, feature="stages.0.0", quiet=False)
+    assert fast.temperature == 1
+    assert "not calibrated: 3 validation images gave a temperature of" in capsys.readouterr().err
 
 
 def test_compiled_members_are_saved_as_they_are_without_it(tmp_path: Path) -> None:
@@ -221,10 +276,13 @@ def test_precision_is_the_users_to_choose_and_networks_come_home() -> None:
         (IMAGES, LABELS),
         eb.data.ImageSet(IMAGES, LABELS),
         DataLoader(TensorDataset(IMAGES, LABELS), batch_size=5),
+        IMAGES.numpy(),
+        (IMAGES.numpy(), LABELS.numpy()),
+        [IMAGES, LABELS],
         [IMAGES[:20], IMAGES[20:]],
         [{"images": IMAGES[:20], "labels": LABELS[:20]}, {"images": IMAGES[20:], "labels": LABELS[20:]}],
     ],
-    ids=["tensor", "pair", "set", "loader", "batches", "dictionaries"],
+    ids=["tensor", "pair", "set", "loader", "array", "arrays", "list", "batches", "dictionaries"],
 )
 def test_images_come_in_any_way(data: Any) -> None:
     found = collect(data)
@@ -240,6 +298,7 @@ def test_images_come_in_any_way(data: Any) -> None:
         ([IMAGES, (IMAGES, LABELS)], "1 of the 2 batches of train have labels"),
         ([(IMAGES, LABELS, LABELS)], "batch 0 of train is no tensor of images"),
         (["cat.png"], "batch 0 of train is no tensor of images"),
+        ([IMAGES, IMAGES[:, :, 1:]], "the batches of train have images of shapes [(3, 7, 8), (3, 8, 8)]"),
     ],
 )
 def test_what_holds_no_images_is_refused(data: Any, words: str) -> None:

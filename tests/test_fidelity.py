@@ -119,3 +119,24 @@ def test_a_single_member_is_nothing_to_compare_with() -> None:
     fast, members = compressed(MEMBERS[1])
     with pytest.raises(ValueError, match="1 members were given to compare with"):
         fast.fidelity(IMAGES, members=members[:1])
+
+
+def test_a_temperature_alone_is_no_merit() -> None:
+    fast, members = compressed(MEMBERS[0], scale=0.2)  # the source itself, less sure
+    drawn = torch.multinomial((0.2 * MEMBERS[0](IMAGES)).softmax(-1), 1, generator=_tiny.generator(1))[:, 0]
+    found = measure_fidelity(fast, (IMAGES, drawn), members)
+    assert found.row is not None
+    assert found.source_row is not None
+    assert found.row.nll < found.source_row.nll  # better, but so is the source with a temperature
+    assert not found.worth_it
+    assert "not clearly better than the source with a temperature" in found.verdict
+
+
+def test_members_are_the_models_own_and_come_as_compress_takes_them() -> None:
+    fast, members = compressed(MEMBERS[1])
+    plain = measure_fidelity(fast, IMAGES, members)
+    assert measure_fidelity(fast, IMAGES, eb.Ensemble(members)) == plain
+    with pytest.raises(ValueError, match="the first of members does not predict as this model's source"):
+        measure_fidelity(fast, IMAGES, members[1:])
+    with pytest.raises(ValueError, match="the first of members does not predict"):
+        measure_fidelity(fast, IMAGES, members, preprocess=[lambda images: 2 * images, None, None])

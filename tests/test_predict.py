@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.stats import entropy
 
 import ensbridge as eb
-from _saving import small
+from _saving import change, put, small
 from ensbridge import cli
 from ensbridge.methods import BridgeConfig
 from ensbridge.predicting import Pixels, open_image, predict_images
@@ -149,7 +149,8 @@ def test_bad_input_is_one_sentence(
     words: list[str], sentence: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     small(BridgeConfig()).save(tmp_path / "plain")
-    small(BridgeConfig()).save(tmp_path / "named", image_shape=(3, 8, 8), class_names=NAMES[:2])
+    small(BridgeConfig()).save(tmp_path / "named", image_shape=(3, 8, 8))
+    change(tmp_path / "named", put("facts.class_names", list(NAMES[:2])))
     (tmp_path / "model").symlink_to(saved)
     Image.fromarray(pixels()).save(tmp_path / "a.png")
     monkeypatch.chdir(tmp_path)

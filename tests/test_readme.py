@@ -42,4 +42,8 @@ def test_the_guide_to_your_own_models_runs(
     for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         exec(compile(code, "your-own-models.md", "exec"), names)
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-1].startswith(("worth it", "not worth it"))
+    verdict = next(line for line in printed if line.startswith(("worth it", "not worth it")))
+    assert verdict in (tmp_path / "model" / "README.md").read_text()
+    scores = [line for line in printed if line.startswith(("source: accuracy", "this: accuracy"))]
+    assert all(float(line.split()[2]) > 60 for line in scores)  # networks that have learnt something
+    assert (tmp_path / "model" / "model.onnx").exists()

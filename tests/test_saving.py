@@ -228,7 +228,7 @@ def test_a_model_that_cannot_be_loaded_again_is_not_saved(tmp_path: Path) -> Non
     empty.source.to("meta")
     for fast, words in (
         (model(temperature=float("inf")), "this model.temperature is Infinity, expected a finite number"),
-        (model(members=0), "members is 0, expected at least 1"),
+        (model(members=0), "members is 0, expected 1 to 1000"),
         (hooked, "_extra_state of the model is a dict, which cannot be saved"),
         (odd, "source.odd of the model is torch.complex64"),
         (empty, "of the model is a tensor without values"),
@@ -278,7 +278,7 @@ def test_what_a_model_takes_and_its_classes_names_travel_with_it(tmp_path: Path)
     assert loaded.class_names == tuple(names)
     loaded.save(tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    for wrong in ("cat", [1, 2, 3], ["cat", "two\nlines", "bird"]):
+    for wrong in ("cat", [1, 2, 3], ["cat", "two\nlines", "bird"], ["cat", "dog"]):
         with pytest.raises(ValueError, match="class_names"):
             fast.save(tmp_path / "c", class_names=wrong)  # type: ignore[arg-type]
     assert not (tmp_path / "c").exists()

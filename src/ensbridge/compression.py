@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from ensbridge.data.augment import Augment
 from ensbridge.data.loader import Data, ImageSet, collect
-from ensbridge.ensemble import Ensemble, member_groups
+from ensbridge.ensemble import Ensemble, list_members, member_groups
 from ensbridge.evaluation import predict
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import read_json
 from ensbridge.methods.diffusion_bridge import BridgeConfig, DiffusionBridge
 from ensbridge.methods.method import Together
 from ensbridge.metrics import fit_temperature, nll
-from ensbridge.nets.preprocessed import Preprocess, Preprocessed
+from ensbridge.nets.preprocessed import Preprocess, with_preprocessing
 from ensbridge.nets.site import Site, choose_site
-from ensbridge.nets.tap import find_module, read_logits, uncompiled
+from ensbridge.nets.tap import find_module, read_logits
 from ensbridge.progress import progress_bars
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig, Precision, derive_seed
@@ -35,6 +35,7 @@ Say = Callable[[str], None]
 MINUTES = 1.5  # how long it trains unless the user says; with the rest, about two
 TEMPERATURES = (2.0, 4.0)  # how far the source may be trusted; labelled validation images choose
 EMA, TIMED, SPAN, MOST_EPOCHS = 0.995, 4, 50, 200.0
+TRIED, FEWEST_TO_CALIBRATE = 8, 20  # images
 
 
 def compress(
@@ -75,21 +76,33 @@ def compress(
     >>> fast(images[:5]).shape
     torch.Size([5, 3])
     """
+    for name, value in (("epochs", epochs), ("max_minutes", max_minutes)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}; it must be above 0")
+    if epochs is not None and max_minutes is not None:
+        raise ValueError("epochs and max_minutes were both given; give one, since each decides the length")
     say: Say = (lambda _: None) if quiet else (lambda text: print(f"ensbridge: {text}", file=sys.stderr))
     if len(members) < 2:
         raise ValueError(f"{len(members)} members were given to compress; an ensemble needs at least 2")
-    nets = [uncompiled(net) for net in (members.members if isinstance(members, Ensemble) else members)]
+    nets = list_members(members)
+    for number, net in enumerate(nets, 1):
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"member {number} is a {type(net).__name__}; give networks, nn.Module")
     if len(set(nets)) < len(nets):
         raise ValueError("the same network was given twice to compress; give members that differ")
     groups = member_groups(len(nets), bridges)
     train_set = collect(train, "train").without_labels()
     val_set = None if val is None else collect(val, "val")
-    wrapped, feature = _with_preprocessing(nets, feature, preprocess)
+    wrapped = with_preprocessing(nets, preprocess)
+    if feature is not None and preprocess is not None and preprocess[0] is not None:
+        find_module(nets[0], feature)
+        feature = f"net.{feature}"
     with _moved(nets, device) as (home, place):
         train_set, val_set = train_set.to(place), None if val_set is None else val_set.to(place)
         ensemble = Ensemble(wrapped).eval()
         image = train_set.batch(torch.zeros(1, dtype=torch.long, device=place))[0]
-        _try_members(ensemble, image)
+        _try_members(ensemble, train_set)
+        _try_validation(ensemble.source, train_set, val_set)
         site = choose_site(ensemble.source, image, feature, budget, bridges)
         say(site.words)
         labelled = val_set is not None and val_set.labels is not None
@@ -106,7 +119,7 @@ def compress(
             minutes = max_minutes or MINUTES
             known = _epochs_begun(run_dir)
             config = replace(config, epochs=known or _epochs(methods, train_set, config, minutes))
-            say(f"training for {config.epochs:g} epochs on the {place}, at most about {minutes:g} minutes")
+            say(f"training for {config.epochs:g} epochs on the {place}, about {minutes:g} minutes")
         with progress_bars(quiet) as bars:
             progress = _counted(bars.stage, config.total_steps(len(train_set)))
             fit(Together(methods), train_set, config, run_dir, progress)
@@ -120,18 +133,53 @@ def compress(
     return fast
 
 
-def _try_members(ensemble: Ensemble, image: Tensor) -> None:
-    """Run an image through each member, so that what cannot take it is named before anything is trained."""
+def _try_members(ensemble: Ensemble, data: ImageSet) -> None:
+    """Run a few images through each member, so that what cannot work is named before anything is trained."""
+    images = data.batch(torch.arange(min(TRIED, len(data)), device=data.images.device))[0]
     for number, member in enumerate(ensemble.members, 1):
         try:
             with torch.no_grad():
-                read_logits(member(image))
+                logits = read_logits(member(images))
         except Exception as error:  # whatever a network makes of an image that is not for it
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(
-                f"member {number} cannot take images of shape {tuple(image.shape[1:])} ({reason}); give the "
-                "function that prepares them for it in preprocess="
+                f"member {number} cannot take images of {images.dtype} and shape {tuple(images.shape[1:])} "
+                f"({reason}); {_remedy(images)}"
             ) from error
+        if logits.ndim != 2 or logits.shape[1] < 2:
+            raise ValueError(
+                f"member {number} returns {tuple(logits.shape)} for {len(images)} images; it must return "
+                "logits of shape (images, classes), of 2 classes or more"
+            )
+        if not logits.isfinite().all():
+            raise ValueError(f"member {number} returns logits that are not finite; check its weights")
+        sums = logits.double().sum(-1)
+        if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+            raise ValueError(f"member {number} returns probabilities; give it without its softmax")
+
+
+def _remedy(images: Tensor) -> str:
+    if images.dtype == torch.float64:
+        return "give images as float32, with .float()"
+    if images.shape[-1] in (1, 3, 4) and images.shape[1] not in (1, 3, 4):
+        return "give images as (images, channels, height, width), with .permute(0, 3, 1, 2)"
+    return "give the function that prepares them for it in preprocess="
+
+
+def _try_validation(source: nn.Module, train: ImageSet, val: ImageSet | None) -> None:
+    """Refuse validation images that are not like those for training, and labels of no class, now."""
+    if val is None:
+        return
+    if val.images.shape[1:] != train.images.shape[1:]:
+        shapes = [tuple(each.images.shape[1:]) for each in (val, train)]
+        raise ValueError(f"val has images of shape {shapes[0]}, train of {shapes[1]}; give them alike")
+    if val.labels is not None:
+        image = val.batch(torch.zeros(1, dtype=torch.long, device=val.images.device))[0]
+        with torch.no_grad():
+            classes = read_logits(source(image)).shape[-1]
+        low, high = int(val.labels.min()), int(val.labels.max())
+        if low < 0 or high >= classes:
+            raise ValueError(f"val has labels from {low} to {high}; the members' are 0 to {classes - 1}")
 
 
 @contextmanager
@@ -157,24 +205,6 @@ def _pixel_range(data: ImageSet) -> tuple[float, float]:
     low, high = data.images.aminmax()
     scale = 255 if data.images.dtype == torch.uint8 else 1
     return float(low) / scale, float(high) / scale
-
-
-def _with_preprocessing(
-    members: Sequence[nn.Module], feature: str | None, preprocess: Sequence[Preprocess | None] | None
-) -> tuple[list[nn.Module], str | None]:
-    """The members behind their own preprocessing, and the feature's name in there."""
-    if preprocess is None:
-        return list(members), feature
-    if len(preprocess) != len(members):
-        raise ValueError(
-            f"preprocess has {len(preprocess)} entries for {len(members)} members; give one each, or None"
-        )
-    pairs = list(zip(members, preprocess, strict=True))
-    wrapped = [member if own is None else Preprocessed(member, own) for member, own in pairs]
-    if feature is not None and preprocess[0] is not None:
-        find_module(members[0], feature)
-        feature = f"net.{feature}"
-    return wrapped, feature
 
 
 def _epochs_begun(run_dir: Path | str | None) -> float | None:
@@ -254,8 +284,11 @@ def _selected(
     fast = found[best]
     tried = ", ".join(f"{t:g} (NLL {loss:.4f})" for t, loss in zip(temperatures, losses, strict=True))
     say(f"validation chose T = {temperatures[best]:g} of {tried}")
-    if calibrate:
-        fast.temperature = fit_temperature(log_probs[best], val.labels)
+    fitted = fit_temperature(log_probs[best], val.labels)
+    if calibrate and (len(val) < FEWEST_TO_CALIBRATE or not 0.02 < fitted < 50):
+        say(f"not calibrated: {len(val)} validation images gave a temperature of {fitted:.3g}; give more")
+    elif calibrate:
+        fast.temperature = fitted
         after = nll((log_probs[best] / fast.temperature).log_softmax(-1), val.labels)
         change = f"validation NLL {losses[best]:.4f} before, {after:.4f} after"
         say(f"calibrated by a temperature of {fast.temperature:.3f}: {change}")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.nets.stored import Build, StoredNetwork, load_weights
-from ensbridge.nets.tap import read_logits, run_tapped
+from ensbridge.nets.tap import read_logits, run_tapped, uncompiled
 
 
 def ensemble_logit(logits: Tensor) -> Tensor:
@@ -132,6 +132,11 @@ class Ensemble(nn.Module):
         source_logits, tapped = run_tapped(self.source, images, feature)
         others = [read_logits(member(images)) for member in list(self.members)[1:]]
         return Observation(tapped, stack_logits([source_logits, *others]))
+
+
+def list_members(members: Sequence[nn.Module] | Ensemble) -> list[nn.Module]:
+    """The networks themselves, without torch.compile's wrappers."""
+    return [uncompiled(net) for net in (members.members if isinstance(members, Ensemble) else members)]
 
 
 def weights_digest(net: nn.Module) -> str:

@@ -330,7 +330,10 @@ def _compare(eager: Run, run: Run, images: Tensor, tolerance: float, name: str) 
 @contextmanager
 def silence() -> Iterator[None]:
     """Keep the exporters' remarks, which are for their developers, from the user's terminal."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    loggers = [
+        logging.getLogger(name)
+        for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")
+    ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

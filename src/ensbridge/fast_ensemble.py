@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.data.loader import Data
-from ensbridge.ensemble import at_least_float32, ensemble_logit
+from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.methods.bridge_network import BridgeNetwork, FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, DiffusionBridge
+from ensbridge.nets.preprocessed import Preprocess
 from ensbridge.nets.tap import find_module, run_tapped, uncompiled
 from ensbridge.scores import Scores
 
@@ -87,14 +88,21 @@ class FastEnsemble(nn.Module):
         """The bridges, with their type."""
         return [bridge for bridge in self.bridges if isinstance(bridge, Bridge | FeatureBridge)]
 
-    def fidelity(self, test: Data, *, members: Sequence[nn.Module]) -> Fidelity:
+    def fidelity(
+        self,
+        test: Data,
+        *,
+        members: Sequence[nn.Module] | Ensemble,
+        preprocess: Sequence[Preprocess | None] | None = None,
+    ) -> Fidelity:
         """How near this comes to the real ensemble of `members` on test images, what it costs, and a verdict.
 
-        Labels are not needed; with them the verdict is by NLL. Printed, it is a few lines of text.
+        Labels are not needed; with them the verdict is by NLL. Printed, it is a few lines of text. Members
+        and `preprocess` are those that `compress` had.
         """
         from ensbridge.fidelity import measure_fidelity
 
-        return measure_fidelity(self, test, members)
+        return measure_fidelity(self, test, members, preprocess)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K)."""
@@ -116,16 +124,17 @@ class FastEnsemble(nn.Module):
         arguments: Mapping[str, Any] | None = None,
         image_shape: Sequence[int] | None = None,
         class_names: Sequence[str] | None = None,
-        scores: Scores | Mapping[str, Any] | None = None,
+        scores: Scores | Fidelity | Mapping[str, Any] | None = None,
     ) -> None:
         """Write the model into a folder that `ensbridge.load` reads; a model there is replaced as a whole.
 
         `model.safetensors` holds weights and buffers, `config.json` what they belong to, `README.md` is a
         model card: it has the cost for an image of `image_shape`, such as (3, 32, 32), and the figures of
-        `scores`, or of the mapping that a `scores.json` holds. Shape and `class_names` are the model's own
-        unless given. A source of a class that is not ensbridge's can be loaded without being passed again
-        if `build="package.models:make_net"` names the class or function that, with `arguments` in JSON's
-        types, builds it. A `model.onnx` or `model.pt2` of the model that is replaced is removed.
+        `scores`: what `fidelity` or `evaluate` returned, or the mapping of a `scores.json`. Shape and
+        `class_names` are the model's own unless given. A source of a class that is not ensbridge's can be
+        loaded without being passed again if `build="package.models:make_net"` names the class or function
+        that, with `arguments` in JSON's types, builds it. A `model.onnx` or `model.pt2` of the model that is
+        replaced is removed.
 
         >>> import tempfile
         >>> from ensbridge.nets import ResNet, ScoreNet

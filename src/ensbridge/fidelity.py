@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.cost import count_macs
-from ensbridge.data.loader import Data, collect
-from ensbridge.ensemble import Ensemble
+from ensbridge.data.loader import Data, ImageSet, collect
+from ensbridge.ensemble import Ensemble, list_members
 from ensbridge.evaluation import Ruler, predict
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.metrics import nll_per_image
+from ensbridge.metrics import fit_temperature, nll_per_image
+from ensbridge.nets.preprocessed import Preprocess, with_preprocessing
 from ensbridge.scores import Row
 
 CLEAR = 2.0  # a difference below this many standard errors is not called one
@@ -56,8 +57,16 @@ class Fidelity:
         return "\n".join([*lines, self.verdict])
 
 
-def measure_fidelity(fast: FastEnsemble, test: Data, members: Sequence[nn.Module]) -> Fidelity:
+def measure_fidelity(
+    fast: FastEnsemble,
+    test: Data,
+    members: Sequence[nn.Module] | Ensemble,
+    preprocess: Sequence[Preprocess | None] | None = None,
+) -> Fidelity:
     """Compare a network with the real ensemble of `members` on test images, with or without labels.
+
+    With labels the verdict is by the gain over the source at the temperature that is best for it on these
+    very images: what a temperature alone can do is no merit of the bridges.
 
     >>> from ensbridge.compression import compress
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
@@ -68,8 +77,9 @@ def measure_fidelity(fast: FastEnsemble, test: Data, members: Sequence[nn.Module
     """
     if len(members) < 2:
         raise ValueError(f"{len(members)} members were given to compare with; an ensemble has at least 2")
-    ensemble = Ensemble(members).eval()
     data = collect(test, "test")
+    ensemble = Ensemble(with_preprocessing(list_members(members), preprocess)).eval()
+    _check_source(fast, ensemble.source, data)
     real, source, ours = (predict(net, data) for net in (ensemble, ensemble.source, fast))
     kls = _kl(real, ours)
     source_kls = _kl(real, source)
@@ -78,8 +88,10 @@ def measure_fidelity(fast: FastEnsemble, test: Data, members: Sequence[nn.Module
         ruler = Ruler(ensemble, data)
         models = {"source": ensemble.source, "this": fast, "ensemble": ensemble}
         rows = dict(zip(models, ruler.measure(models), strict=True))
-        before, after = (nll_per_image(each, data.labels) for each in (source, ours))
-        worth_it, verdict = _labelled_verdict(rows["this"], rows["source"], before - after)
+        best = (source / fit_temperature(source, data.labels)).log_softmax(-1)
+        before, after = (nll_per_image(each, data.labels) for each in (best, ours))
+        nearer = kls.mean().item() < source_kls.mean().item()
+        worth_it, verdict = _labelled_verdict(rows["this"], rows["source"], before, before - after, nearer)
     else:
         worth_it, verdict = _unlabelled_verdict(source_kls, kls)
     image = data.batch(torch.arange(1, device=data.images.device))[0]
@@ -101,14 +113,31 @@ def measure_fidelity(fast: FastEnsemble, test: Data, members: Sequence[nn.Module
     )
 
 
-def _labelled_verdict(row: Row, source: Row, gain: Tensor) -> tuple[bool, str]:
-    """By NLL on labels: clearly better than the source, and better than real members of the same cost."""
+def _check_source(fast: FastEnsemble, source: nn.Module, data: ImageSet) -> None:
+    """Refuse members whose first is not the network that the bridges stand beside."""
+    few = ImageSet(data.images[:8])
+    mine, theirs = predict(fast.source, few), predict(source, few)
+    if mine.shape != theirs.shape or not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            "the first of members does not predict as this model's source does; give the members in their "
+            "order, with preprocess= as it was given to compress"
+        )
+
+
+def _labelled_verdict(row: Row, source: Row, best: Tensor, gain: Tensor, nearer: bool) -> tuple[bool, str]:
+    """By NLL on labels: clearly better than the source could be, and than real members of the same cost."""
     mean, error = gain.mean().item(), _error(gain)
-    change = f"NLL {source.nll:.4f} → {row.nll:.4f}"
+    calibrated = f"{best.mean().item():.4f} with the best temperature"
+    change = f"NLL {source.nll:.4f}, {calibrated}, → {row.nll:.4f}"
     if mean < CLEAR * error or mean <= 0:
         return False, (
-            f"not worth it: it is not clearly better than the source alone ({change}, a gain of {mean:.4f} ± "
-            f"{error:.4f}); train longer, give more images, or raise budget"
+            f"not worth it: it is not clearly better than the source with a temperature ({change}, a gain of "
+            f"{mean:.4f} ± {error:.4f}); train longer, give more images, or raise budget"
+        )
+    if not nearer:
+        return False, (
+            f"not worth it: {change}, but it is no nearer to the ensemble than the source is; train longer, "
+            "or give better members"
         )
     dee = float(str(row.dee).lstrip(">"))
     if dee < row.macs_ratio:

@@ -35,7 +35,12 @@ def open_folder(path: Path | str) -> Path:
     for part in (folder, *folder.parents):
         if part.exists() and not part.is_dir():
             raise ValueError(f"{part} is a file where a folder is expected; choose another path")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{folder} cannot be written to; choose another folder")
     return folder
 
 

@@ -81,8 +81,8 @@ def headline(found: Benchmark) -> str:
                 claim = f"takes {row.ratio} the time of one member {where}"
                 refusal = f"has no ratio {where}: {row.ratio.reason}"
                 rounds = f"half of the rounds gave {row.ratio.low:.2f} … {row.ratio.high:.2f}"
-                said = refusal if row.ratio.reason else claim
-                sentences.append(f"{row.model.capitalize()} {said}; {rounds}.")
+                said = refusal if row.ratio.reason else f"{claim}; {rounds}"
+                sentences.append(f"{row.model.capitalize()} {said}.")
     refused = [row for table in found.tables for row in table.rows if row.ratio and row.ratio.reason]
     if any(row.model != found.fast for row in refused):
         sentences.append("Where another ratio is a dash, the same holds of it; --json has its numbers.")

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from ensbridge.cli.base import Quiet, app, say
-from ensbridge.cli.models import Allow, ImageShape, Model, check_device
+from ensbridge.cli.models import Allow, ImageShape, Model, allowed, check_device
 from ensbridge.progress import progress_bars
 
 
@@ -50,7 +50,7 @@ def bench(
         found = bench_folder(
             model,
             image_shape=None if image_shape is None else parse_shape(image_shape),
-            allow=allow or (),
+            allow=allowed(allow),
             device=check_device(device),
             **({"runtimes": runtime} if runtime else {}),
             **({"batches": batch} if batch else {}),

@@ -43,7 +43,7 @@ def predict(
     from ensbridge.predicting import Pixels, predict_files
     from ensbridge.saving import load
 
-    fast = load(model, allow=allow or ())
+    fast = load(model, allow=allowed(allow))
     shape = image_like(fast, model, None if image_shape is None else parse_shape(image_shape)).shape[1:]
     pixels = Pixels.of(fast, _numbers("mean", mean), _numbers("std", std))
     failed = 0
@@ -72,7 +72,14 @@ def export(
     from ensbridge.exporting import export_folder, parse_shape
 
     shape = None if image_shape is None else parse_shape(image_shape)
-    say(str(export_folder(model, to, out, shape, allow or ())))  # type: ignore[arg-type]
+    say(str(export_folder(model, to, out, shape, allowed(allow))))  # type: ignore[arg-type]
+
+
+def allowed(names: list[str] | None) -> list[str]:
+    """What may be imported to build a source, also from the working folder, as with `python -m`."""
+    if names and "" not in sys.path:
+        sys.path.insert(0, "")
+    return names or []
 
 
 def _numbers(name: str, text: str | None) -> list[float] | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,6 +89,7 @@ def as_image_set(data: ImageSet | Tensor | tuple[Tensor, Tensor]) -> ImageSet:
     """
     if isinstance(data, ImageSet):
         return data
+    data = _as_tensors(data)
     if isinstance(data, Tensor):
         return ImageSet(data)
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
@@ -97,6 +100,17 @@ def as_image_set(data: ImageSet | Tensor | tuple[Tensor, Tensor]) -> ImageSet:
 Data = ImageSet | Tensor | tuple[Tensor, Tensor] | Iterable  # whatever holds images
 
 
+def _as_tensors(data: Any) -> Any:
+    """Arrays of numpy as tensors, alone, in a pair, or in a pair that came as a list."""
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(data))
+    if isinstance(data, tuple | list) and len(data) == 2:
+        parts = [_as_tensors(part) for part in data]
+        if all(isinstance(part, Tensor) for part in parts) and parts[1].ndim == 1:
+            return tuple(parts)
+    return data
+
+
 def collect(data: Data, name: str = "data") -> ImageSet:
     """An ImageSet of anything that holds images: what `as_image_set` takes, or batches, as of a DataLoader.
 
@@ -105,6 +119,7 @@ def collect(data: Data, name: str = "data") -> ImageSet:
     >>> len(collect([(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))] * 3))
     6
     """
+    data = _as_tensors(data)
     if isinstance(data, ImageSet | Tensor) or (isinstance(data, tuple) and len(data) == 2):
         return as_image_set(data)
     if not isinstance(data, Iterable):
@@ -115,7 +130,7 @@ def collect(data: Data, name: str = "data") -> ImageSet:
     images, labels = [], []
     for number, batch in enumerate(data):
         parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-        parts = [parts] if isinstance(parts, Tensor) else list(parts)
+        parts = [_as_tensors(part) for part in ([parts] if isinstance(parts, Tensor | np.ndarray) else parts)]
         if not 1 <= len(parts) <= 2 or not all(isinstance(part, Tensor) for part in parts):
             raise ValueError(f"batch {number} of {name} is no tensor of images, nor a pair with their labels")
         images.append(parts[0])
@@ -128,4 +143,7 @@ def collect(data: Data, name: str = "data") -> ImageSet:
         raise ValueError(
             f"{len(labels)} of the {len(images)} batches of {name} have labels; give all or none"
         )
+    shapes = {tuple(each.shape[1:]) for each in images}
+    if len(shapes) > 1:
+        raise ValueError(f"the batches of {name} have images of shapes {sorted(shapes)}; give them alike")
     return ImageSet(torch.cat(images), torch.cat(labels) if labels else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -27,3 +27,16 @@ class Preprocessed(nn.Module):
     def forward(self, images: Tensor) -> object:
         """What the network returns for the preprocessed images."""
         return self.net(self.preprocess(images))
+
+
+def with_preprocessing(
+    members: Sequence[nn.Module], preprocess: Sequence[Preprocess | None] | None
+) -> list[nn.Module]:
+    """The members behind their own preprocessing, where one is given for them."""
+    if preprocess is None:
+        return list(members)
+    if not isinstance(preprocess, Sequence) or len(preprocess) != len(members):
+        count = len(preprocess) if isinstance(preprocess, Sequence) else "no list of"
+        raise ValueError(f"preprocess has {count} entries for {len(members)} members; give one each, or None")
+    pairs = zip(members, preprocess, strict=True)
+    return [member if own is None else Preprocessed(member, own) for member, own in pairs]

@@ -10,6 +10,7 @@ import torch
 
 from ensbridge.cost import count_macs, count_params
 from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.fidelity import Fidelity
 from ensbridge.saving.description import Description
 from ensbridge.scores import COLUMNS, Row, Scores, cells, parse_scores, summarise
 
@@ -22,7 +23,7 @@ _FOLDER = '"path/to/this/folder"'
 def write_card(
     fast: FastEnsemble,
     description: Description,
-    scores: Scores | Mapping[str, Any] | None = None,
+    scores: Scores | Fidelity | Mapping[str, Any] | None = None,
 ) -> str:
     """The whole card."""
     parts = [
@@ -84,10 +85,14 @@ def _use(description: Description) -> str:
     return f"import ensbridge as eb\nmodel = {call}\nprobabilities = model(images).softmax(-1)"
 
 
-def _measured(fast: FastEnsemble, scores: Scores | Mapping[str, Any] | None) -> str:
+def _measured(fast: FastEnsemble, scores: Scores | Fidelity | Mapping[str, Any] | None) -> str:
     if scores is None:
         return "Nothing was measured when this model was saved: its quality is not known from this card."
+    if isinstance(scores, Fidelity):
+        return f"Beside the real ensemble, when it was saved:\n\n```text\n{scores}\n```"
     if not isinstance(scores, Scores):
+        if not isinstance(scores, Mapping):
+            raise ValueError(f"scores are a {type(scores).__name__}; give Scores, or what fidelity returned")
         scores = parse_scores(json.loads(json.dumps(scores)))
     rows = summarise([scores]).rows
     lines = [

@@ -22,6 +22,7 @@ from ensbridge.saving.reading import REMEDY, read, short
 FORMAT, VERSION = "ensbridge.FastEnsemble", 1
 _LARGEST = 2**20  # bytes of config.json; those of real models have a few thousand
 LARGEST_IMAGE = 2**26  # numbers in one image
+MOST_MEMBERS, MOST_STEPS = 1000, 1000  # a file that asks for more would never be done
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class BridgeDescription:
         walks = self.kind == "diffusion"
         if walks != (self.times is not None) or walks != (self.config is not None):
             raise ValueError(f"times and config belong to a diffusion bridge, and to no other; {REMEDY}")
+        if self.times is not None and len(self.times) > MOST_STEPS + 1:
+            raise ValueError(f"times are {len(self.times)}, expected at most {MOST_STEPS + 1}; {REMEDY}")
         if self.times is not None and not all(a < b for a, b in pairwise(self.times)):
             raise ValueError(f"times are {short(self.times)}, expected to grow from 0 to 1; {REMEDY}")
 
@@ -79,6 +82,10 @@ class Facts:
         names = fast.class_names if class_names is None else class_names
         if shape is not None and not all(type(size) is int for size in shape):
             raise ValueError(f"image_shape is {shape}; give that of one image, such as (3, 32, 32)")
+        score = getattr(next(iter(fast.each_bridge()), None), "score", None)
+        classes = getattr(score, "classes", None)
+        if names is not None and classes is not None and not isinstance(names, str) and len(names) != classes:
+            raise ValueError(f"class_names are {len(names)} for {classes} classes; give one each")
         if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
             raise ValueError(f"class_names are {short(names)}; give a list with a name for each class")
         return cls(
@@ -103,8 +110,8 @@ class Description:
     facts: Facts = Facts()
 
     def __post_init__(self) -> None:
-        if self.members < 1:
-            raise ValueError(f"members is {self.members}, expected at least 1; {REMEDY}")
+        if not 1 <= self.members <= MOST_MEMBERS:
+            raise ValueError(f"members is {self.members}, expected 1 to {MOST_MEMBERS}; {REMEDY}")
 
     @classmethod
     def of(
@@ -140,7 +147,8 @@ class Description:
         elif self.source.build is None:
             raise ValueError(
                 f"{where.parent} was saved with a {self.source.name} as its source, which a file cannot "
-                "describe; pass an instance of it: load(folder, source=net)"
+                "describe; in Python pass an instance of it, load(folder, source=net), or save it with "
+                "build='package.module:function' and allow that"
             )
         else:
             builds = [self.source.builder(allow, f"{where}: source")]

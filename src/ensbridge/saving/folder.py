@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.fidelity import Fidelity
 from ensbridge.files import open_folder, read_json, write_atomically
 from ensbridge.saving.architecture import Architecture, by_recipe, on_cpu, on_meta
 from ensbridge.saving.card import MARK, write_card
@@ -45,7 +46,7 @@ def save(
     arguments: Mapping[str, Any] | None = None,
     image_shape: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
-    scores: Scores | Mapping[str, Any] | None = None,
+    scores: Scores | Fidelity | Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model; `FastEnsemble.save` says how it is used."""
     if build is None and arguments is not None:
@@ -59,13 +60,13 @@ def save(
     card = write_card(fast, description, scores)
     place = open_folder(folder)
     _make_way(place)
-    for name in EXPORTS:  # of the model that goes
-        (place / name).unlink(missing_ok=True)
     # config.json names its weights by their digest: the moment it is replaced, so is the model.
     write_atomically(place / PENDING, weights)
     write_atomically(place / CARD, card.encode())
     write_atomically(place / CONFIG, description.to_json().encode())
     os.replace(place / PENDING, place / WEIGHTS)
+    for name in EXPORTS:  # of the model that is gone
+        (place / name).unlink(missing_ok=True)
 
 
 def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collection[str] = ()) -> FastEnsemble:
