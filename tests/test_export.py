@@ -296,3 +296,28 @@ def test_the_sources_own_preprocessing_is_inside(tmp_path: Path) -> None:
     torch.testing.assert_close(
         runner(done.path)(IMAGES), bare((IMAGES - mean) / std).detach(), rtol=1e-5, atol=1e-5
     )
+
+
+class Normalize(nn.Module):
+    """As torchvision's: it looks at its values, which no graph can hold."""
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        super().__init__()
+        self.mean, self.std, self.inplace = mean, std, False
+
+    def forward(self, images: Tensor) -> Tensor:
+        std = torch.as_tensor(self.std)
+        if (std == 0).any():
+            raise ValueError("a deviation is 0")
+        return (images - torch.as_tensor(self.mean).view(3, 1, 1)) / std.view(3, 1, 1)
+
+
+def test_a_normalisation_as_torchvisions_is_exported_with_its_numbers(tmp_path: Path) -> None:
+    normalise, bare = Normalize([0.5, 0.4, 0.3], [0.2, 0.3, 0.4]), vectors()
+    source = eb.nets.Preprocessed(bare.source, normalise)
+    fast = FastEnsemble(source, bare.each_bridge(), "net.head").eval()
+    expected = bare(normalise(IMAGES)).detach()
+    torch.testing.assert_close(fast(IMAGES).detach(), expected)
+    done = export(fast, tmp_path / "model.pt2", "pt2", IMAGES)
+    torch.testing.assert_close(runner(done.path)(IMAGES), expected)
+    assert not any(name.startswith("source.preprocess") for name in fast.state_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from ensbridge.nets.tap import uncompiled
@@ -22,11 +23,36 @@ class Preprocessed(nn.Module):
 
     def __init__(self, net: nn.Module, preprocess: Preprocess) -> None:
         super().__init__()
-        self.net, self.preprocess = uncompiled(net), preprocess
+        self.net, self.preprocess = uncompiled(net), _traceable(preprocess)
 
     def forward(self, images: Tensor) -> object:
         """What the network returns for the preprocessed images."""
         return self.net(self.preprocess(images))
+
+
+class Normalised(nn.Module):
+    """(images - mean) / std, channel by channel, in a form that every exporter can trace."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        for name, values in (("mean", mean), ("std", std)):
+            # No part of the state: it is given anew with the network.
+            self.register_buffer(name, torch.tensor(list(values)).float().view(-1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W), normalised."""
+        return (images - self.mean) / self.std
+
+
+def _traceable(preprocess: Preprocess) -> Preprocess:
+    """torchvision's Normalize looks at the values of its deviations, which no graph can; the same without."""
+    mean, std = (getattr(preprocess, name, None) for name in ("mean", "std"))
+    if type(preprocess).__name__ == "Normalize" and mean is not None and std is not None:
+        return Normalised(mean, std)
+    return preprocess
 
 
 def with_preprocessing(
