@@ -262,7 +262,7 @@ def test_precision_is_the_users_to_choose_and_networks_come_home() -> None:
     with pytest.raises(ValueError, match="precision is 'half'"):
         quick(members, feature="stages.0.0", precision="half")
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="device is 'cuda', and torch sees no GPU here"):
+        with pytest.raises(ValueError, match="the device is 'cuda', and torch sees no GPU here"):
             quick(members, device="cuda")
 
 

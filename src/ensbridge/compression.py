@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ensbridge.data.augment import Augment
 from ensbridge.data.loader import Data, ImageSet, collect
+from ensbridge.devices import find_device
 from ensbridge.ensemble import Ensemble, list_members, member_groups
 from ensbridge.evaluation import predict
 from ensbridge.fast_ensemble import FastEnsemble
@@ -76,20 +77,9 @@ def compress(
     >>> fast(images[:5]).shape
     torch.Size([5, 3])
     """
-    for name, value in (("epochs", epochs), ("max_minutes", max_minutes)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} is {value}; it must be above 0")
-    if epochs is not None and max_minutes is not None:
-        raise ValueError("epochs and max_minutes were both given; give one, since each decides the length")
+    _check_length(epochs, max_minutes)
     say: Say = (lambda _: None) if quiet else (lambda text: print(f"ensbridge: {text}", file=sys.stderr))
-    if len(members) < 2:
-        raise ValueError(f"{len(members)} members were given to compress; an ensemble needs at least 2")
-    nets = list_members(members)
-    for number, net in enumerate(nets, 1):
-        if not isinstance(net, nn.Module):
-            raise ValueError(f"member {number} is a {type(net).__name__}; give networks, nn.Module")
-    if len(set(nets)) < len(nets):
-        raise ValueError("the same network was given twice to compress; give members that differ")
+    nets = _checked_members(members)
     groups = member_groups(len(nets), bridges)
     train_set = collect(train, "train").without_labels()
     val_set = None if val is None else collect(val, "val")
@@ -131,6 +121,27 @@ def compress(
     fast.image_shape = tuple(image.shape[1:])
     fast.pixel_range = _pixel_range(train_set)
     return fast
+
+
+def _check_length(epochs: float | None, max_minutes: float | None) -> None:
+    for name, value in (("epochs", epochs), ("max_minutes", max_minutes)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}; it must be above 0")
+    if epochs is not None and max_minutes is not None:
+        raise ValueError("epochs and max_minutes were both given; give one, since each decides the length")
+
+
+def _checked_members(members: Sequence[nn.Module] | Ensemble) -> list[nn.Module]:
+    """The members, which are several networks."""
+    if len(members) < 2:
+        raise ValueError(f"{len(members)} members were given to compress; an ensemble needs at least 2")
+    nets = list_members(members)
+    for number, net in enumerate(nets, 1):
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"member {number} is a {type(net).__name__}; give networks, nn.Module")
+    if len(set(nets)) < len(nets):
+        raise ValueError("the same network was given twice to compress; give members that differ")
+    return nets
 
 
 def _try_members(ensemble: Ensemble, data: ImageSet) -> None:
@@ -188,9 +199,7 @@ def _moved(
 ) -> Iterator[tuple[torch.device, torch.device]]:
     """Bring networks to where they are trained, and home again; the first one's home and that place."""
     homes = [_device_of(net) for net in nets]
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else homes[0]))
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {str(device)!r}, and torch sees no GPU here; leave it out")
+    place = find_device(device or ("cuda" if torch.cuda.is_available() else homes[0]))
     try:
         for net in nets:
             net.to(place)

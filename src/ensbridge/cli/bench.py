@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from ensbridge.cli.base import Quiet, app, say
-from ensbridge.cli.models import Allow, ImageShape, Model, allowed, check_device
+from ensbridge.cli.models import Allow, ImageShape, Model, allowed
 from ensbridge.progress import progress_bars
 
 
@@ -44,6 +44,7 @@ def bench(
     """
     from ensbridge.benching import bench_folder
     from ensbridge.benching.words import headline, rich_tables
+    from ensbridge.devices import find_device
     from ensbridge.exporting import parse_shape
 
     with progress_bars(quiet) as bars:
@@ -51,7 +52,7 @@ def bench(
             model,
             image_shape=None if image_shape is None else parse_shape(image_shape),
             allow=allowed(allow),
-            device=check_device(device),
+            device=str(find_device(device)),
             **({"runtimes": runtime} if runtime else {}),
             **({"batches": batch} if batch else {}),
             threads=threads,

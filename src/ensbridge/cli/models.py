@@ -39,6 +39,7 @@ def predict(
 
     Example: ensbridge predict runs/model cat.png dog.jpg
     """
+    from ensbridge.devices import find_device
     from ensbridge.exporting import image_like, parse_shape
     from ensbridge.predicting import Pixels, predict_files
     from ensbridge.saving import load
@@ -47,7 +48,7 @@ def predict(
     shape = image_like(fast, model, None if image_shape is None else parse_shape(image_shape)).shape[1:]
     pixels = Pixels.of(fast, _numbers("mean", mean), _numbers("std", std))
     failed = 0
-    for path, found in predict_files(fast.to(check_device(device)), images, shape, pixels):
+    for path, found in predict_files(fast.to(find_device(device)), images, shape, pixels):
         if isinstance(found, str):
             failed += 1
             print(f"ensbridge: {found}", file=sys.stderr)
@@ -93,14 +94,3 @@ def _numbers(name: str, text: str | None) -> list[float] | None:
     if not all(abs(each) < float("inf") for each in numbers):
         raise ValueError(f"{name} is {text!r}; give numbers with commas, such as 0.49,0.48,0.45")
     return numbers
-
-
-def check_device(name: str) -> str:
-    """The device, if there is such a one."""
-    import torch
-
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"the device is {name!r}; it must be cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("the device is 'cuda', and torch sees no GPU here; leave --device out")
-    return name

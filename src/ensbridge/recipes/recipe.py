@@ -199,16 +199,7 @@ _FIXED = (
 def _settable(holder: Any, name: str) -> bool:
     """Whether a field is the user's to set: not what names the recipe, nor the seed, which is the run's."""
     value = getattr(holder, name)
-    return name not in (
-        "name",
-        "preset",
-        "class_names",
-        "seed",
-        "train_images",
-        "rivals_of",
-        "level_rivals",
-        "on_gpu",
-    ) and (is_dataclass(value) or not callable(value))
+    return name not in _FIXED and (is_dataclass(value) or not callable(value))
 
 
 def _parsed(text: str, kind: type, whole: str) -> object:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ensbridge.data.digits import Splits
+from ensbridge.devices import find_device
 from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import Ruler, environment
 from ensbridge.fast_ensemble import FastEnsemble
@@ -104,11 +105,7 @@ def choose_device(name: str, recipe: Recipe) -> torch.device:
     """The device by its name; "auto" is a GPU where there is one and the recipe is worth it."""
     if name == "auto":
         return torch.device("cuda" if recipe.on_gpu and torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"the device is {name!r}; it must be auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("the device is 'cuda', and torch sees no GPU here; leave it out")
-    return torch.device(name)
+    return find_device(name)
 
 
 @contextmanager

@@ -17,7 +17,15 @@ from torch.overrides import TorchFunctionMode
 
 from ensbridge.methods.method import Batch
 from ensbridge.train.engine import Engine, Losses
-from ensbridge.train.step import AbstractStep, Buffers, draw_batch, in_precision, put_back, step_seed
+from ensbridge.train.step import (
+    AbstractStep,
+    Buffers,
+    draw_batch,
+    in_precision,
+    put_back,
+    step_seed,
+    sum_losses,
+)
 
 
 class WholeDraws(TorchFunctionMode):
@@ -85,11 +93,7 @@ class SharedStep(AbstractStep):
 
     def run(self, start: int, stop: int) -> dict[str, float]:
         """Run a span of steps."""
-        sums: dict[str, float] = {}
-        for step in range(start, stop):
-            for name, value in self._step(step).items():
-                sums[name] = sums.get(name, 0.0) + value
-        return sums
+        return sum_losses(self._step(step) for step in range(start, stop))
 
     def _step(self, step: int) -> dict[str, float]:
         self.optimizers.set_rates(step)

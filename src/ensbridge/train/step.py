@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -86,11 +86,7 @@ class EagerStep(AbstractStep):
 
     def run(self, start: int, stop: int) -> dict[str, float]:
         """Run a span of steps."""
-        sums: dict[str, float] = {}
-        for step in range(start, stop):
-            for name, value in self._step(step).items():
-                sums[name] = sums.get(name, 0.0) + value
-        return sums
+        return sum_losses(self._step(step) for step in range(start, stop))
 
     def _step(self, step: int) -> dict[str, float]:
         self.optimizers.set_rates(step)
@@ -109,6 +105,19 @@ class EagerStep(AbstractStep):
         self.optimizers.step()
         self.average.follow(self.average.keeps(step))
         return values
+
+
+def sum_losses(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The losses of several steps, summed by name.
+
+    >>> sum_losses([{"a": 1.0, "b": 2.0}, {"a": 0.5, "b": 1.0}])
+    {'a': 1.5, 'b': 3.0}
+    """
+    sums: dict[str, float] = {}
+    for losses in steps:
+        for name, value in losses.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 def put_back(buffers: Buffers) -> None:
