@@ -6,12 +6,14 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import _runs
 from ensbridge.files import open_folder, write_atomically
+from ensbridge.train import checkpoint
 from ensbridge.train.checkpoint import RunFolder, load_checkpoint, save_checkpoint
 
 KINDS = _runs.KINDS
@@ -179,3 +181,27 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     found = folder.newest()
     assert found is not None
     assert found[0]["weight"] == 100
+
+
+@pytest.mark.parametrize(("writing", "due"), [(0.0, 30.0), (1.0, 30.0), (4.0, 80.0), (60.0, 1200.0)])
+def test_a_checkpoint_is_due_after_half_a_minute_or_twenty_times_what_writing_took(
+    writing: float, due: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+
+    def save(*_: object) -> None:
+        nonlocal now
+        now += writing
+
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save)
+    folder = RunFolder(tmp_path, {})
+    now += 29.0
+    assert not folder.is_due()
+    now += 1.0
+    assert folder.is_due()
+    folder.save(1, {}, {})
+    now += due - 0.5
+    assert not folder.is_due()
+    now += 0.5
+    assert folder.is_due()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import _tiny
 import ensbridge as eb
 from ensbridge.compression import compress
 from ensbridge.cost import count_macs
-from ensbridge.data.loader import collect
 from ensbridge.nets.site import choose_site, walk_features
 from ensbridge.nets.sizing import MapScore, fitting_score
 from ensbridge.nets.token_score import TokenScore
@@ -52,7 +53,7 @@ SOURCES: dict[str, tuple[Callable[[], nn.Module], str, type[nn.Module]]] = {
 }
 
 
-def quick(members: list[nn.Module], train: Any = IMAGES, val: Any = None, **options: Any) -> eb.FastEnsemble:
+def quick(members: Any, train: Any = IMAGES, val: Any = None, **options: Any) -> eb.FastEnsemble:
     return compress(members, train, val, **{"budget": 30.0, "epochs": 1.0, "quiet": True, **options})
 
 
@@ -151,7 +152,6 @@ def test_a_score_network_grows_with_what_it_may_cost() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"budget": 1.0}, "budget is 1.0; it must be above 1"),
         ({"feature": "layer9"}, "feature 'layer9' is not a module of the source; it has: stem, stages, head"),
         (
             {"feature": "stem", "budget": 1.0001},
@@ -166,9 +166,122 @@ def test_what_cannot_be_bridged_is_explained(options: dict[str, Any], words: str
     assert words in str(refused.value)
 
 
+NUMBER, WHOLE = "it must be a finite number above 0", "it must be a whole number above 0"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"feature": 0}, "feature is 0; give the name of a module of the source, such as 'layer1'"),
+        ({"feature": 0, "preprocess": [torch.abs, None]}, "feature is 0; give the name of a module"),
+        *(
+            ({"budget": value}, f"budget is {value!r}; it must be a finite number above 1")
+            for value in ("1.2", 1, 1.0, 0.5, math.nan, math.inf, None, True)
+        ),
+        *(({"bridges": value}, f"bridges is {value!r}; {WHOLE}") for value in (0, -1, "2", 1.5, None)),
+        *(({"batch_size": value}, f"batch_size is {value!r}; {WHOLE}") for value in (0, "128", 12.5, None)),
+        *(({"lr": value}, f"lr is {value!r}; {NUMBER}") for value in (0, "0.1", math.nan, -1e-3, None)),
+        *(({"epochs": value}, f"epochs is {value!r}; {NUMBER}") for value in (0, "3", math.nan)),
+        *(
+            ({"epochs": None, "max_minutes": value}, f"max_minutes is {value!r}; {NUMBER}")
+            for value in (0, -1, "2", math.nan, math.inf)
+        ),
+        ({"max_minutes": 1}, "epochs and max_minutes were both given"),
+        ({"precision": "half"}, "precision is 'half'; it must be one of ('auto', 'float32', 'bfloat16')"),
+        ({"precision": torch.float16}, "precision is torch.float16; it must be one of"),
+        ({"augment": nn.Identity()}, "augment is a Identity; give an ensbridge.data.Augment"),
+        ({"preprocess": [None]}, "preprocess has 1 entries for 2 members; give one each, or None"),
+        ({"preprocess": 5}, "preprocess has no list of entries for 2 members"),
+        ({"preprocess": torch.abs}, "preprocess is one function; give a list, with a function or None for"),
+        ({"preprocess": [None, 0.5]}, "preprocess has 0.5 for member 2; give a function of images, or None"),
+    ],
+)
+def test_what_no_argument_can_be_is_named_before_any_image_is_read(
+    options: dict[str, Any], words: str
+) -> None:
+    def unread() -> Iterator[Tensor]:
+        raise AssertionError("an image was read")
+        yield IMAGES
+
+    with pytest.raises(ValueError) as refused:
+        quick([_tiny.member(0), _tiny.member(1)], unread(), **options)
+    assert words in str(refused.value)
+
+
+def test_numbers_may_be_numpys(tmp_path: Path) -> None:
+    members = [_tiny.member(seed) for seed in range(2)]
+    plain = quick(members, feature="stages.0.0", batch_size=16, lr=0.5)
+    numbers = {
+        "batch_size": np.int64(16),
+        "lr": np.float32(0.5),
+        "epochs": np.float32(1),
+        "bridges": np.int8(1),
+    }
+    assert quick(members, feature="stages.0.0", run_dir=tmp_path, **numbers)(IMAGES).equal(plain(IMAGES))
+
+
 def test_one_member_is_no_ensemble() -> None:
-    with pytest.raises(ValueError, match="1 members were given to compress"):
-        quick([_tiny.member(0)])
+    for members in ([_tiny.member(0)], eb.Ensemble([_tiny.member(0)]), iter([_tiny.member(0)])):
+        with pytest.raises(ValueError, match="1 members were given to compress"):
+            quick(members)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        (_tiny.batch_norm_member(), "members is one network, a Sequential; give a list of at least 2"),
+        (_tiny.member(), "members is one network, a ResNet; give a list of at least 2"),
+        ({"a": _tiny.member(0), "b": _tiny.member(1)}, "members is a dict; give a list, with the network"),
+        (nn.ModuleDict({"a": _tiny.member(0)}), "members is a ModuleDict; give a list, with the network"),
+        ({_tiny.member(0), _tiny.member(1)}, "members is a set; give a list, with the network"),
+        ("ab", "members is a str; give a list of networks"),
+        (5, "members is a int; give a list of networks"),
+        (["a.pt", "b.pt"], "member 1 is a str; give networks, nn.Module"),
+        ([_tiny.member(), _tiny.member], "member 2 is a function; give networks, nn.Module"),
+    ],
+)
+def test_what_is_no_list_of_networks_is_named(members: Any, words: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        quick(members)
+    assert words in str(refused.value)
+
+
+def test_members_come_in_any_order_that_is_one() -> None:
+    members = [_tiny.member(seed) for seed in range(3)]
+    first = quick(members, feature="stages.0.0")(IMAGES)
+    for same in (tuple(members), iter(members), nn.ModuleList(members), eb.Ensemble(members)):
+        assert quick(same, feature="stages.0.0")(IMAGES).equal(first)
+
+
+def test_wrapped_members_are_the_networks_inside(tmp_path: Path) -> None:
+    members = [_tiny.member(seed) for seed in range(2)]
+    plain = quick(members, feature="stages.0.0")
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for wrap in (DataParallel, DistributedDataParallel, lambda net: torch.compile(DataParallel(net))):
+            fast = quick([wrap(net) for net in members], feature="stages.0.0")
+            assert fast.source is members[0]
+            assert fast(IMAGES).equal(plain(IMAGES))
+    finally:
+        torch.distributed.destroy_process_group()
+    with pytest.raises(ValueError, match="the same network was given twice"):
+        quick([members[0], DataParallel(members[0])])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_networks_can_teach_but_not_be_the_source() -> None:
+    with _tiny.seeded(0):
+        source, other = perceptron().eval(), perceptron().eval()
+    plain = quick([source, other], feature="1")(IMAGES)
+    scripted, traced = torch.jit.script(other), torch.jit.trace(other, IMAGES[:2])
+    for teacher in (scripted, traced):
+        torch.testing.assert_close(quick([source, teacher], feature="1")(IMAGES), plain)
+    mixed = nn.Sequential(torch.jit.script(nn.Flatten()), *list(other)[1:])
+    for first, feature in ((scripted, None), (scripted, "1"), (traced, "1"), (mixed, None), (mixed, "0")):
+        with pytest.raises(ValueError, match=r"the first member is scripted by torch\.jit"):
+            quick([first, source], feature=feature)
+    assert quick([mixed, source], feature="1")(IMAGES).shape == (32, 3)
 
 
 def test_members_that_are_given_twice_or_cannot_take_the_images_are_named() -> None:
@@ -215,10 +328,7 @@ def test_what_is_no_classifier_is_named(output: Callable[[Tensor], Tensor], word
     [
         ((IMAGES, LABELS + 1), {}, "val has labels from 1 to 3; the members' are 0 to 2"),
         (IMAGES[:, :, 1:], {}, r"val has images of shape \(3, 7, 8\), train of \(3, 8, 8\)"),
-        (None, {"epochs": 0}, "epochs is 0; it must be above 0"),
-        (None, {"epochs": None, "max_minutes": -1}, "max_minutes is -1; it must be above 0"),
         (None, {"max_minutes": 1}, "epochs and max_minutes were both given"),
-        (None, {"preprocess": [None]}, "preprocess has 1 entries for 2 members"),
     ],
 )
 def test_what_would_fail_after_training_is_refused_before(val: Any, options: Any, words: str) -> None:
@@ -259,49 +369,6 @@ def test_precision_is_the_users_to_choose_and_networks_come_home() -> None:
     assert plain.equal(same)  # on the CPU
     assert not plain.equal(rough)
     torch.testing.assert_close(plain, rough, rtol=0.1, atol=0.1)
-    with pytest.raises(ValueError, match="precision is 'half'"):
-        quick(members, feature="stages.0.0", precision="half")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="the device is 'cuda', and torch sees no GPU here"):
             quick(members, device="cuda")
-
-
-# ------------------------------------------------------------------------------ ways to hold images
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        IMAGES,
-        (IMAGES, LABELS),
-        eb.data.ImageSet(IMAGES, LABELS),
-        DataLoader(TensorDataset(IMAGES, LABELS), batch_size=5),
-        IMAGES.numpy(),
-        (IMAGES.numpy(), LABELS.numpy()),
-        [IMAGES, LABELS],
-        [IMAGES[:20], IMAGES[20:]],
-        [{"images": IMAGES[:20], "labels": LABELS[:20]}, {"images": IMAGES[20:], "labels": LABELS[20:]}],
-    ],
-    ids=["tensor", "pair", "set", "loader", "array", "arrays", "list", "batches", "dictionaries"],
-)
-def test_images_come_in_any_way(data: Any) -> None:
-    found = collect(data)
-    assert found.images.equal(IMAGES)
-    assert found.labels is None or found.labels.equal(LABELS)
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (7, "train is a int; give images"),
-        ([], "train holds 0 batches"),
-        ([IMAGES, (IMAGES, LABELS)], "1 of the 2 batches of train have labels"),
-        ([(IMAGES, LABELS, LABELS)], "batch 0 of train is no tensor of images"),
-        (["cat.png"], "batch 0 of train is no tensor of images"),
-        ([IMAGES, IMAGES[:, :, 1:]], "the batches of train have images of shapes [(3, 7, 8), (3, 8, 8)]"),
-    ],
-)
-def test_what_holds_no_images_is_refused(data: Any, words: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        collect(data, "train")
-    assert words in str(refused.value)

@@ -7,6 +7,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 
 import _runs
 from ensbridge.data import Augment, ImageSet
-from ensbridge.train import fit
+from ensbridge.train import checkpoint, fit
+from ensbridge.train.checkpoint import load_checkpoint
 from ensbridge.train.fit import OutOfTime
 
 KINDS = _runs.KINDS
@@ -186,3 +188,51 @@ def test_at_its_deadline_a_run_stops_at_a_checkpoint_and_goes_on_from_there(
     assert done.resumed_from == 5
     far = time.monotonic() + 1e6
     fit(_runs.method(kind), _runs.data(), _runs.config(kind), tmp_path / "other", deadline=far)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_its_deadline_the_student_has_the_averaged_weights_of_the_checkpoint(
+    kind: str, tmp_path: Path
+) -> None:
+    method = _runs.method(kind)
+    _runs.begin(kind, tmp_path, until=5)
+    with pytest.raises(OutOfTime, match="at step 5 of 12"):
+        fit(method, _runs.data(), _runs.config(kind), tmp_path, deadline=0.0)
+    tensors, _ = load_checkpoint(_runs.checkpoints(tmp_path)[-1])
+    state = _runs.state(method.student)
+    live = {name: tensors[f"student/{name}"] for name in state}
+    average = {name: tensors.get(f"average/{name}", each) for name, each in live.items()}
+    assert _runs.same(state, average)
+    assert _runs.same(live, average) == (kind == "members")  # which has no average
+    assert not method.student.training
+
+
+# ------------------------------------------------------------------------------ slow steps
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that run folders see, to be moved by hand."""
+    now = [0.0]
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("seconds", "expected"), [(100.0, [9, 10]), (11.0, [7, 10]), (3.9, [9]), (0.0, [])])
+def test_slow_steps_are_saved_each_half_minute_and_the_end_is_the_same(
+    kind: str, seconds: float, expected: list[int], clock: list[float], tmp_path: Path, whole: dict[str, Run]
+) -> None:
+    def progress(step: int, total: int, loss: float) -> None:
+        clock[0] += seconds
+        if step == 10:
+            raise _runs.Stopped
+
+    config = _runs.config(kind, checkpoint_every=1000)
+    with pytest.raises(_runs.Stopped):
+        fit(_runs.method(kind), _runs.data(), config, tmp_path, progress)
+    steps = [int(path.stem[-9:]) for path in _runs.checkpoints(tmp_path)]
+    assert steps == expected
+    result = _runs.finish(kind, tmp_path, whole, checkpoint_every=1000)
+    assert result.resumed_from == (steps[-1] if steps else 0)
+    assert (tmp_path / "log.jsonl").read_text() == (whole[kind][1] / "log.jsonl").read_text()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,10 +67,14 @@ def test_bad_files_are_refused_and_nothing_is_executed(paths: list[Path], tmp_pa
     save_file(nn.Linear(2, 3).state_dict(), other)
     for bad, words in (
         (tmp_path / "none.pt", "does not exist"),
-        (tmp_path / "short.safetensors", "does not hold the weights of a ResNet"),
+        (tmp_path / "short.safetensors", r"short\.safetensors does not hold weights that can be read"),
         (other, "does not hold the weights of a ResNet"),
-        (hostile, r"hostile\.pt does not hold"),
-        (tmp_path / "empty.pt", r"empty\.pt does not hold"),
+        (
+            hostile,
+            r"hostile\.pt does not hold weights that can be read \(it holds exec, which is more",
+        ),
+        (tmp_path / "empty.pt", r"empty\.pt does not hold weights that can be read \(EOFError\)"),
+        (tmp_path, "is a folder; give a file of weights"),
     ):
         with pytest.raises(ValueError, match=words):
             eb.Ensemble.from_files([paths[0], bad], _tiny.member)
@@ -78,3 +85,120 @@ def test_the_number_of_functions_must_fit(paths: list[Path]) -> None:
         eb.Ensemble.from_files(paths, [_tiny.member, _tiny.member])
     with pytest.raises(ValueError, match="0 files"):
         eb.Ensemble.from_files([], _tiny.member)
+    for one in (str(paths[0]), paths[0]):
+        with pytest.raises(ValueError, match=r"paths is '.*'; give a list of files, one for each member"):
+            eb.Ensemble.from_files(one, _tiny.member)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="paths holds a ResNet; give files of weights"):
+        eb.Ensemble.from_files([_tiny.member()], _tiny.member)  # type: ignore[list-item]
+    assert len(eb.Ensemble.from_files(iter(paths), _tiny.member)) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (_tiny.member(), "build is a ResNet; give a function that builds it, such as lambda: Net()"),
+        ([_tiny.member, _tiny.member, _tiny.member()], "build is a ResNet; give a function that builds it"),
+        ("resnet18", "build is a str; give a function that builds it"),
+        (None, "build is a NoneType; give a function that builds it"),
+        (
+            lambda: _tiny.member,
+            r"the function for .*a\.safetensors returned a function; it must return a network",
+        ),
+    ],
+)
+def test_what_builds_no_network_is_named(build: Any, words: str, paths: list[Path]) -> None:
+    with pytest.raises(ValueError, match=words):
+        eb.Ensemble.from_files(paths, build)
+
+
+# ------------------------------------------------------------------------------ as others save them
+
+
+def prefixed(prefix: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda state: {prefix + name: each for name, each in state.items()}
+
+
+WAYS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "Lightning": lambda state: {"epoch": 3, "state_dict": prefixed("model.")(state), "callbacks": {}},
+    "timm": lambda state: {"arch": "resnet", "state_dict": state, "optimizer": {"state": {}}},
+    "torchvision": lambda state: {"model": state, "args": {"lr": 0.1}},
+    "a script": lambda state: {"model_state_dict": state, "loss": torch.tensor(0.5)},
+    "twice": lambda state: {"model": {"state_dict": state}},
+    "parallel": prefixed("module."),
+    "compiled": prefixed("_orig_mod."),
+    "compiled and parallel": prefixed("module._orig_mod."),
+    "parallel in a module": prefixed("model.module."),
+    "a compiled part": lambda state: {
+        name.replace("stages.0.", "stages.0._orig_mod."): each for name, each in state.items()
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("build", [_tiny.member, lambda: nn.DataParallel(_tiny.member())])
+def test_weights_are_found_as_others_save_them(
+    way: str, build: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    paths = [tmp_path / f"{seed}.pt" for seed in range(2)]
+    for seed, path in enumerate(paths):
+        torch.save(WAYS[way](_tiny.member(seed).state_dict()), path)
+    images = _tiny.images()
+    assert eb.Ensemble.from_files(paths, build)(images).equal(_tiny.ensemble(2)(images))
+
+
+def test_a_network_with_such_a_name_of_its_own_keeps_it(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        return nn.ModuleDict({"model": nn.Linear(2, 3)})
+
+    net, path = build(), tmp_path / "net.pt"
+    torch.save(net.state_dict(), path)
+    assert eb.Ensemble.from_files([path], build).source["model"].weight.equal(net["model"].weight)
+    torch.save({"model.bias": torch.zeros(3)}, path)
+    with pytest.raises(ValueError, match=r"a ModuleDict \(it lacks model\.weight\); give"):
+        eb.Ensemble.from_files([path], build)
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt"
+    state = _tiny.member().state_dict()
+    names = list(state)
+    wider = _tiny.member(classes=5).state_dict()
+    rest = {f"extra.{index}": torch.zeros(1) for index in range(5)}
+    for held, words in (
+        ({name: state[name] for name in names[4:]}, f"(it lacks {', '.join(names[:3])} and 1 more)"),
+        (state | rest, "(it also holds extra.0, extra.1, extra.2 and 2 more)"),
+        (
+            wider,
+            "(of other shapes: head.weight is (5, 16) there and (3, 16) in the network, head.bias is (5,) "
+            "there and (3,) in the network)",
+        ),
+        (
+            {"epoch": 3, "weights": 4},
+            "and 1 more; it also holds epoch, weights)".replace("1", str(len(names) - 3)),
+        ),
+    ):
+        torch.save(held, path)
+        with pytest.raises(ValueError) as refused:
+            eb.Ensemble.from_files([path], _tiny.member)
+        assert f"{path} does not hold the weights of a ResNet (" in str(refused.value)
+        assert words in str(refused.value)
+        assert str(refused.value).endswith("; give the function that builds the network of this file")
+
+
+def test_what_is_more_than_tensors_is_named_without_advice_to_execute_it(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt"
+    state = {"state_dict": _tiny.member().state_dict(), "hyper_parameters": argparse.Namespace(lr=0.1)}
+    for held, words in (
+        (
+            _tiny.member(),
+            "(it holds ensbridge.nets.resnet.ResNet, which is more than tensors); give safetensors",
+        ),
+        (state, "(it holds argparse.Namespace, which is more than tensors); give safetensors"),
+        (torch.zeros(3), "net.pt holds a Tensor; give what torch.save(net.state_dict(), path) wrote"),
+        ([1, 2], "net.pt holds a list; give what"),
+    ):
+        torch.save(held, path)
+        with pytest.raises(ValueError) as refused:
+            eb.Ensemble.from_files([path], _tiny.member)
+        assert words in str(refused.value)
+        assert "weights_only" not in str(refused.value)

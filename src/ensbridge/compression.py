@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,18 +32,20 @@ from ensbridge.nets.tap import find_module, read_logits
 from ensbridge.progress import progress_bars
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig, Precision, derive_seed
-from ensbridge.train.fit import Progress, fit
+from ensbridge.train.fit import OutOfTime, Progress, fit
+from ensbridge.train.forecast import epochs_within
 
 Say = Callable[[str], None]
 
 MINUTES = 1.5  # how long it trains unless the user says; with the rest, about two
 TEMPERATURES = (2.0, 4.0)  # how far the source may be trusted; labelled validation images choose
-EMA, TIMED, SPAN, MOST_EPOCHS = 0.995, 4, 50, 200.0
+LEEWAY = 1.1  # by how much training may take longer than that
+EMA = 0.995
 TRIED, FEWEST_TO_CALIBRATE = 8, 20  # images
 
 
 def compress(
-    members: Sequence[nn.Module] | Ensemble,
+    members: Iterable[nn.Module] | Ensemble,
     train: Data,
     val: Data | None = None,
     *,
@@ -65,11 +70,14 @@ def compress(
     `train` is images without need of labels; `val` with labels chooses how far the source is trusted and
     calibrates. `feature` names the source's module that bridges read; unless given, the earliest is taken
     whose bridges keep the whole within `budget` times the source's MACs. `preprocess` has a function for
-    each member that sees images in a way of its own, None for the others. `max_minutes`, or `epochs`, says
-    how long to train. `augment` is what may be done to an image without changing its class, mixup aside.
-    With `run_dir` the training goes on when the call is repeated. It trains on a GPU where there is one, or
-    on `device`, with bfloat16 where that is as good, or in the `precision` that is asked for; afterwards all
-    networks are where they were, in evaluation mode.
+    each member that sees images in a way of its own, None for the others. `epochs`, or
+    `max_minutes`, 1.5 unless given, says how long to train: a few steps are timed, and as many epochs taken
+    as fit into the minutes. Should it be slower in the end, training is over a tenth later than that, with
+    the model as trained so far. `augment` is what may be done to an image without changing its class, mixup
+    aside. With `run_dir` the training goes on when the call is repeated, after a kill or when time was up:
+    the epochs stay those of the first call, and each call trains for its minutes until they are done. It
+    trains on a GPU where there is one, or on `device`, with bfloat16 where that is as good, or in the
+    `precision` that is asked for; afterwards all networks are where they were, in evaluation mode.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
     >>> images = torch.rand(64, 1, 4, 4)
@@ -77,16 +85,18 @@ def compress(
     >>> fast(images[:5]).shape
     torch.Size([5, 3])
     """
-    _check_length(epochs, max_minutes)
+    config = _checked_config(epochs, max_minutes, batch_size, lr, augment, precision, seed)
+    _check_numbers(budget=budget, bridges=bridges)
+    budget, bridges = float(budget), int(bridges)
     say: Say = (lambda _: None) if quiet else (lambda text: print(f"ensbridge: {text}", file=sys.stderr))
     nets = _checked_members(members)
+    _check_source(nets[0], feature)
     groups = member_groups(len(nets), bridges)
+    wrapped = _preprocessed(nets, preprocess)
+    if feature is not None and wrapped[0] is not nets[0]:
+        feature = f"net.{feature}"
     train_set = collect(train, "train").without_labels()
     val_set = None if val is None else collect(val, "val")
-    wrapped = with_preprocessing(nets, preprocess)
-    if feature is not None and preprocess is not None and preprocess[0] is not None:
-        find_module(nets[0], feature)
-        feature = f"net.{feature}"
     with _moved(nets, device) as (home, place):
         train_set, val_set = train_set.to(place), None if val_set is None else val_set.to(place)
         ensemble = Ensemble(wrapped).eval()
@@ -102,17 +112,9 @@ def compress(
             for base in options
             for number, group in enumerate(groups)
         }
-        mixed = replace(augment or Augment(), mixup=0.4)
-        batch = min(batch_size, len(train_set))
-        config = FitConfig(epochs or 1, batch, lr, augment=mixed, seed=seed, precision=precision)
-        if epochs is None:
-            minutes = max_minutes or MINUTES
-            known = _epochs_begun(run_dir)
-            config = replace(config, epochs=known or _epochs(methods, train_set, config, minutes))
-            say(f"training for {config.epochs:g} epochs on the {place}, about {minutes:g} minutes")
-        with progress_bars(quiet) as bars:
-            progress = _counted(bars.stage, config.total_steps(len(train_set)))
-            fit(Together(methods), train_set, config, run_dir, progress)
+        config = replace(config, batch_size=min(config.batch_size, len(train_set)))
+        minutes = None if epochs is not None else max_minutes or MINUTES
+        _train(methods, train_set, config, minutes, run_dir, quiet, say)
         found = [
             FastEnsemble.of(*(methods[f"T{base:g}-{number}"] for number in range(len(groups))))
             for base in options
@@ -123,25 +125,86 @@ def compress(
     return fast
 
 
-def _check_length(epochs: float | None, max_minutes: float | None) -> None:
-    for name, value in (("epochs", epochs), ("max_minutes", max_minutes)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} is {value}; it must be above 0")
+def _checked_config(
+    epochs: float | None,
+    max_minutes: float | None,
+    batch_size: int,
+    lr: float,
+    augment: Augment | None,
+    precision: Precision,
+    seed: int,
+) -> FitConfig:
+    """How to train, with one epoch where minutes are to decide."""
+    lengths = {"epochs": epochs, "max_minutes": max_minutes}
+    _check_numbers(**{name: value for name, value in lengths.items() if value is not None})
+    _check_numbers(batch_size=batch_size, lr=lr)
     if epochs is not None and max_minutes is not None:
         raise ValueError("epochs and max_minutes were both given; give one, since each decides the length")
+    if augment is not None and not isinstance(augment, Augment):
+        raise ValueError(f"augment is a {type(augment).__name__}; give an ensbridge.data.Augment")
+    mixed = replace(augment or Augment(), mixup=0.4)
+    length = 1.0 if epochs is None else float(epochs)
+    return FitConfig(length, int(batch_size), float(lr), augment=mixed, seed=seed, precision=precision)
 
 
-def _checked_members(members: Sequence[nn.Module] | Ensemble) -> list[nn.Module]:
+def _check_numbers(**numbers: Any) -> None:
+    """Refuse what is no number, or too small a one.
+
+    >>> _check_numbers(bridges="2")
+    Traceback (most recent call last):
+    ValueError: bridges is '2'; it must be a whole number above 0
+    """
+    for name, value in numbers.items():
+        least, whole = int(name == "budget"), name in ("bridges", "batch_size")
+        known = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+        if not least < (float(value) if known else math.nan) < math.inf:
+            kind = "whole" if whole else "finite"
+            raise ValueError(f"{name} is {value!r}; it must be a {kind} number above {least}")
+
+
+def _checked_members(members: Iterable[nn.Module] | Ensemble) -> list[nn.Module]:
     """The members, which are several networks."""
-    if len(members) < 2:
-        raise ValueError(f"{len(members)} members were given to compress; an ensemble needs at least 2")
-    nets = list_members(members)
+    kind = type(members).__name__
+    if isinstance(members, Mapping | Set | nn.ModuleDict):
+        raise ValueError(f"members is a {kind}; give a list, with the network that is to be kept first")
+    if isinstance(members, nn.Module) and not isinstance(members, Ensemble | nn.ModuleList):
+        raise ValueError(f"members is one network, a {kind}; give a list of at least 2")
+    if isinstance(members, str) or not isinstance(members, Iterable | Ensemble):
+        raise ValueError(f"members is a {kind}; give a list of networks")
+    nets = list_members(members if isinstance(members, Ensemble) else list(members))
+    if len(nets) < 2:
+        raise ValueError(f"{len(nets)} members were given to compress; an ensemble needs at least 2")
     for number, net in enumerate(nets, 1):
         if not isinstance(net, nn.Module):
             raise ValueError(f"member {number} is a {type(net).__name__}; give networks, nn.Module")
     if len(set(nets)) < len(nets):
         raise ValueError("the same network was given twice to compress; give members that differ")
     return nets
+
+
+def _check_source(source: nn.Module, feature: str | None) -> None:
+    """Refuse a feature that is not there, and scripted modules, whose outputs cannot be read."""
+    read = source.modules() if feature is None else (source, find_module(source, feature))
+    if any(isinstance(module, torch.jit.ScriptModule) for module in read):
+        raise ValueError(
+            "the first member is scripted by torch.jit, so that bridges cannot read its features; give the "
+            "network that was scripted, or put another member first"
+        )
+
+
+def _preprocessed(
+    nets: Sequence[nn.Module], preprocess: Sequence[Preprocess | None] | None
+) -> list[nn.Module]:
+    """The members behind their preprocessing, which is a list of functions."""
+    if callable(preprocess):
+        raise ValueError("preprocess is one function; give a list, with a function or None for each member")
+    wrapped = with_preprocessing(nets, preprocess)
+    for number, own in enumerate(preprocess or (), 1):
+        if own is not None and not callable(own):
+            raise ValueError(
+                f"preprocess has {own!r} for member {number}; give a function of images, or None"
+            )
+    return wrapped
 
 
 def _try_members(ensemble: Ensemble, data: ImageSet) -> None:
@@ -247,21 +310,33 @@ def _bridge(
     return DiffusionBridge(ensemble, score, site.feature, loss="kl", target=group, config=config)
 
 
-def _epochs(
-    methods: Mapping[str, DiffusionBridge], data: ImageSet, config: FitConfig, minutes: float
-) -> float:
-    """How many epochs fit into so many minutes, by the time of a few steps; the bridges stay as they were."""
-    together = Together({name: copy.copy(method) for name, method in methods.items()})
-    before = {name: tensor.clone() for name, tensor in together.student.state_dict().items()}
-    span = SPAN if data.images.is_cuda else 1  # the first warms caches, on a GPU it compiles
-    steps = (1 + TIMED) * span
-    config = replace(config, epochs=steps * config.batch_size / len(data), log_every=span)
-    stamps: list[float] = [time.perf_counter()]
-    fit(together, data, config, progress=lambda *_: stamps.append(time.perf_counter()))
-    together.student.load_state_dict(before)
-    ready, step = stamps[1] - stamps[0], (stamps[-1] - stamps[1]) / (steps - span)
-    seconds = max(60 * minutes - ready, 30 * minutes)  # it is made ready once more for the training itself
-    return round(min(MOST_EPOCHS, max(1.0, seconds / step * config.batch_size / len(data))), 1)
+def _train(
+    methods: Mapping[str, DiffusionBridge],
+    data: ImageSet,
+    config: FitConfig,
+    minutes: float | None,
+    run_dir: Path | str | None,
+    quiet: bool,
+    say: Say,
+) -> None:
+    """Train bridges; where there are `minutes`, these decide the epochs and how long it may take at most."""
+    deadline = None
+    if minutes is not None:
+        begun = _epochs_begun(run_dir)
+        config = replace(config, epochs=begun or epochs_within(minutes, methods, data, config))
+        length = f"{config.epochs:g} epochs on the {data.images.device}"
+        if begun is None:
+            say(f"training for {length}, about {minutes:g} minutes")
+        else:
+            say(f"going on with a training of {length}, for {minutes:g} minutes at most")
+        deadline = time.monotonic() + 60 * LEEWAY * minutes
+    with progress_bars(quiet) as bars:
+        progress = _counted(bars.stage, config.total_steps(len(data)))
+        try:
+            fit(Together(methods), data, config, run_dir, progress, deadline=deadline)
+        except OutOfTime as late:
+            remedy = "give more max_minutes" if run_dir is None else "repeat the call to go on"
+            say(f"time is up and {late}, so that the model is as trained so far; {remedy}")
 
 
 def _counted(stage: Callable[[str, int], Callable[[int], None]], total: int) -> Progress:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,11 +92,23 @@ class Ensemble(nn.Module):
         """The ensemble of networks in files of weights, of which only the source stays in memory.
 
         The others are read anew at each call, one after the other. `build` makes an untrained network, the
-        same for all files or one for each. Files are safetensors, or state dictionaries that torch saved.
+        same for all files or one for each. Files are safetensors, or state dictionaries that torch saved,
+        alone or under "state_dict" or "model" as trainers save them.
         """
+        if isinstance(paths, str | Path):
+            raise ValueError(f"paths is {str(paths)!r}; give a list of files, one for each member")
+        paths = list(paths)
+        for path in paths:
+            if not isinstance(path, str | PathLike):
+                raise ValueError(f"paths holds a {type(path).__name__}; give files of weights")
         if len(paths) == 0:
             raise ValueError("an ensemble was given 0 files; it needs at least 1")
-        builds = [build] * len(paths) if callable(build) else list(build)
+        builds = list(build) if isinstance(build, Sequence) else [build] * len(paths)
+        for each in builds:
+            if isinstance(each, nn.Module) or not callable(each):
+                raise ValueError(
+                    f"build is a {type(each).__name__}; give a function that builds it, such as lambda: Net()"
+                )
         if len(builds) != len(paths):
             raise ValueError(
                 f"there are {len(builds)} functions for {len(paths)} files; give one, or one each"

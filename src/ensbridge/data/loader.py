@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,12 @@ class ImageSet:
         shape = tuple(self.images.shape)
         if self.images.ndim != 4:
             raise ValueError(f"images have shape {shape}; they must be (images, channels, height, width)")
-        if len(self.images) == 0:
+        if self.images.numel() == 0:
             raise ValueError(f"the data is empty: its images have shape {shape}; give at least one image")
         if not (self.images.is_floating_point() or self.images.dtype == torch.uint8):
             raise ValueError(f"images are {self.images.dtype}; give floats in [0, 1] or uint8")
-        if self.images.is_floating_point() and not bool(self.images.isfinite().all()):
+        # Whatever is not finite shows in the extremes, which take no memory to find.
+        if self.images.is_floating_point() and not torch.stack(self.images.aminmax()).isfinite().all():
             raise ValueError("images hold NaN or infinite values; clean the data before it is used")
         if self.labels is not None and (self.labels.is_floating_point() or self.labels.dtype == torch.bool):
             raise ValueError(
@@ -77,7 +79,7 @@ class ImageSet:
         for part in (self.images, self.labels):
             if part is not None:
                 digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
-                digest.update(part.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+                digest.update(part.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
 
@@ -97,53 +99,184 @@ def as_image_set(data: ImageSet | Tensor | tuple[Tensor, Tensor]) -> ImageSet:
     raise ValueError(f"data is a {type(data).__name__}; give images, a pair (images, labels), or an ImageSet")
 
 
-Data = ImageSet | Tensor | tuple[Tensor, Tensor] | Iterable  # whatever holds images
+Data = ImageSet | Tensor | tuple[Tensor, Tensor] | Iterable | Dataset  # whatever holds images
 
-
-def _as_tensors(data: Any) -> Any:
-    """Arrays of numpy as tensors, alone, in a pair, or in a pair that came as a list."""
-    if isinstance(data, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(data))
-    if isinstance(data, tuple | list) and len(data) == 2:
-        parts = [_as_tensors(part) for part in data]
-        if all(isinstance(part, Tensor) for part in parts) and parts[1].ndim == 1:
-            return tuple(parts)
-    return data
+IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
+LABEL_KEYS = ("label", "labels", "y", "target", "targets")
+BLOCK = 1 << 23  # bytes of images that are put together at a time
 
 
 def collect(data: Data, name: str = "data") -> ImageSet:
-    """An ImageSet of anything that holds images: what `as_image_set` takes, or batches, as of a DataLoader.
+    """An ImageSet of anything that holds images: what `as_image_set` takes, a Dataset, or an iterable.
 
-    Batches are images, or pairs or dictionaries of images and labels; all must be the one or the other.
+    The last two, a DataLoader among them, give images one by one or in batches: alone, in tuples that begin
+    with images and labels, or in dictionaries with keys such as "image" and "label".
 
     >>> len(collect([(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))] * 3))
     6
+    >>> collect([{"label": each, "image": torch.rand(1, 4, 4)} for each in (1, 0, 2)]).labels
+    tensor([1, 0, 2])
     """
-    data = _as_tensors(data)
-    if isinstance(data, ImageSet | Tensor) or (isinstance(data, tuple) and len(data) == 2):
-        return as_image_set(data)
-    if not isinstance(data, Iterable):
+    if type(data) is TensorDataset:  # a class made from it may do more with its tensors
+        data = data.tensors[0] if len(data.tensors) == 1 else data.tensors[:2]
+    held = _as_tensors(data)
+    if isinstance(held, ImageSet | Tensor) or _is_pair(held):
+        return as_image_set(held)
+    each_labels: list[Tensor | None] = []
+
+    def each_images() -> Iterator[Tensor]:
+        for images, labels in _batches(_entries(held, name), name):
+            each_labels.append(labels)
+            yield images
+
+    images = _joined(each_images())
+    if images is None:
+        raise ValueError(f"{name} holds 0 images; give at least one (an iterator is empty after its use)")
+    known = [labels for labels in each_labels if labels is not None]
+    if known and len(known) != len(each_labels):
         raise ValueError(
-            f"{name} is a {type(data).__name__}; give images, a pair (images, labels), an ImageSet, or "
-            "batches of them such as a DataLoader"
+            f"{len(known)} of the {len(each_labels)} entries of {name} have labels; give all or none"
         )
-    images, labels = [], []
-    for number, batch in enumerate(data):
-        parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-        parts = [_as_tensors(part) for part in ([parts] if isinstance(parts, Tensor | np.ndarray) else parts)]
-        if not 1 <= len(parts) <= 2 or not all(isinstance(part, Tensor) for part in parts):
-            raise ValueError(f"batch {number} of {name} is no tensor of images, nor a pair with their labels")
-        images.append(parts[0])
-        labels += parts[1:]
-    if not images:
+    return ImageSet(images, torch.cat(known) if known else None)
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+
+
+def _as_tensors(data: Any) -> Any:
+    """Arrays of numpy as tensors, alone or in a pair, which may be a list and have its labels in one."""
+    if isinstance(data, np.ndarray):
+        if data.dtype.kind not in "biuf":
+            raise ValueError(f"an array is of {data.dtype}; give images as floats or uint8, labels as int64")
+        return torch.from_numpy(np.ascontiguousarray(data))
+    if isinstance(data, tuple | list) and len(data) == 2:
+        images, labels = (_as_tensors(part) for part in data)
+        if isinstance(images, Tensor) and isinstance(labels, list) and _are_whole(labels):
+            return images, torch.tensor(labels)
+        if isinstance(images, Tensor) and isinstance(labels, Tensor) and labels.ndim == 1:
+            return images, labels
+    return data
+
+
+def _are_whole(labels: list[Any]) -> bool:
+    return len(labels) > 0 and all(isinstance(each, int | np.integer) for each in labels)
+
+
+def _entries(data: Any, name: str) -> Iterator[Any]:
+    """What data holds, one after the other; what a DataLoader cannot put together is said in plain words."""
+    data = [data] if isinstance(data, Mapping) else data
+    by_index = hasattr(data, "__getitem__") and hasattr(data, "__len__")  # a Dataset may not know its end
+    if isinstance(data, str | bytes) or not (isinstance(data, Iterable) or by_index):
         raise ValueError(
-            f"{name} holds 0 batches; give at least one image (an iterator is empty after its use)"
+            f"{name} is a {type(data).__name__}; give images, a pair (images, labels), an ImageSet, a "
+            "Dataset, or batches such as a DataLoader"
         )
-    if labels and len(labels) != len(images):
+    try:
+        yield from data if isinstance(data, Iterable) else (data[index] for index in range(len(data)))
+    except TypeError as error:
+        if "PIL." in str(error):
+            raise _no_tensors(name) from error
+        raise
+    except RuntimeError as error:
+        if "to be equal size" in str(error):
+            raise _not_alike(name, "different shapes") from error
+        raise
+
+
+def _no_tensors(name: str) -> ValueError:
+    return ValueError(
+        f"the images of {name} are PIL's; give its Dataset a transform that makes tensors, such as "
+        "torchvision's transforms.ToTensor()"
+    )
+
+
+def _not_alike(name: str, shapes: str) -> ValueError:
+    return ValueError(
+        f"{name} has images of {shapes}; bring them to one, such as by torchvision's "
+        "transforms.Resize((64, 64))"
+    )
+
+
+def _batches(entries: Iterable[Any], name: str) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Entries as batches of images that are all alike; a single image is a batch of one."""
+    first: Tensor | None = None
+    for number, entry in enumerate(entries):
+        images, labels = _split(entry, number, name)
+        if images.ndim == 3 and (labels is None or labels.numel() == 1):
+            images = images[None]
+        if images.ndim != 4:
+            raise ValueError(
+                f"entry {number} of {name} has images of shape {tuple(images.shape)}; give (images, "
+                "channels, height, width), or one image of (channels, height, width)"
+            )
+        first = images if first is None else first
+        if images.shape[1:] != first.shape[1:]:
+            raise _not_alike(name, f"shapes {tuple(first.shape[1:])} and {tuple(images.shape[1:])}")
+        if images.dtype != first.dtype:
+            raise ValueError(f"{name} has images of {first.dtype} and {images.dtype}; give them alike")
+        yield images, labels if labels is None or labels.numel() != len(images) else labels.reshape(-1)
+
+
+def _split(entry: Any, number: int, name: str) -> tuple[Tensor, Tensor | None]:
+    """The images and the labels of an entry, whatever else is in it."""
+    parts = _chosen(entry, number, name) if isinstance(entry, Mapping) else entry
+    parts = parts[:2] if isinstance(parts, tuple | list) else [parts]
+    images, labels = (_as_tensors(part) for part in (*parts, None, None)[:2])
+    if type(images).__module__.startswith("PIL."):
+        raise _no_tensors(name)
+    if not isinstance(images, Tensor):
         raise ValueError(
-            f"{len(labels)} of the {len(images)} batches of {name} have labels; give all or none"
+            f"entry {number} of {name} is a {type(entry).__name__} that does not begin with a tensor; give "
+            "images, or tuples that begin with images and labels"
         )
-    shapes = {tuple(each.shape[1:]) for each in images}
-    if len(shapes) > 1:
-        raise ValueError(f"the batches of {name} have images of shapes {sorted(shapes)}; give them alike")
-    return ImageSet(torch.cat(images), torch.cat(labels) if labels else None)
+    if isinstance(labels, int | np.integer) or (isinstance(labels, list) and _are_whole(labels)):
+        labels = torch.tensor(labels)
+    if labels is not None and not isinstance(labels, Tensor):
+        raise ValueError(
+            f"entry {number} of {name} has a {type(labels).__name__} as its label; give classes as whole "
+            "numbers, from 0"
+        )
+    return images, labels
+
+
+def _chosen(entry: Mapping[str, Any], number: int, name: str) -> list[Any]:
+    """The images of a dictionary and, where there are some, its labels."""
+    image, label = (next((key for key in keys if key in entry), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
+    if image is None:
+        raise ValueError(
+            f"entry {number} of {name} has the keys {', '.join(map(str, entry))}; call its images one of "
+            f"{', '.join(IMAGE_KEYS)}, and its labels one of {', '.join(LABEL_KEYS)}"
+        )
+    return [entry[image]] if label is None else [entry[image], entry[label]]
+
+
+def _joined(parts: Iterable[Tensor]) -> Tensor | None:
+    """One tensor of those that come one by one, little of which is ever held twice; None where none comes."""
+    blocks: list[Tensor] = []
+    few: list[Tensor] = []
+    held = 0
+    for part in parts:
+        few.append(part)
+        held += part.nbytes
+        if held >= BLOCK:
+            blocks.append(_emptied(few))
+            held = 0
+    if few:
+        blocks.append(_emptied(few))
+    return _emptied(blocks) if blocks else None
+
+
+def _emptied(parts: list[Tensor]) -> Tensor:
+    """The tensors of a list as one; each is let go as soon as it is copied."""
+    if len(parts) == 1:
+        return parts.pop()
+    first = parts[0]
+    whole = torch.empty(sum(map(len, parts)), *first.shape[1:], dtype=first.dtype, device=first.device)
+    parts.reverse()
+    start = 0
+    while parts:
+        part = parts.pop()
+        whole[start : start + len(part)] = part
+        start += len(part)
+    return whole

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 Hook = Callable[[nn.Module, object, object], None]
 
@@ -17,6 +18,8 @@ def find_module(net: nn.Module, name: str) -> nn.Module:
     Traceback (most recent call last):
     ValueError: feature '7' is not a module of the source; it has: 0, 1
     """
+    if not isinstance(name, str):
+        raise ValueError(f"feature is {name!r}; give the name of a module of the source, such as 'layer1'")
     # A shared module has several names, all of them good; torch.compile's wrappers are left out of them.
     modules = {plain_name(each): module for each, module in net.named_modules(remove_duplicate=False)}
     name = plain_name(name)
@@ -37,11 +40,18 @@ def plain_name(name: str) -> str:
 
 
 def uncompiled(net: nn.Module) -> nn.Module:
-    """The network itself where `torch.compile(net)` was given; the two share their weights.
+    """The network itself where `torch.compile(net)` or `DataParallel(net)` was given; they share weights.
 
-    A tap in the compiled one would have it compiled anew with each call.
+    A tap in the compiled one would have it compiled anew with each call, one in copies of it sees a part of
+    the images.
+
+    >>> net = nn.Linear(2, 3)
+    >>> uncompiled(DataParallel(net)) is net
+    True
     """
-    return getattr(net, "_orig_mod", net)
+    parallel = isinstance(net, DataParallel | DistributedDataParallel)
+    inner = net.module if parallel else getattr(net, "_orig_mod", net)
+    return net if inner is net else uncompiled(inner)
 
 
 def read_logits(output: object) -> Tensor:

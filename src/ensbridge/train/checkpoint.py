@@ -7,6 +7,7 @@ whole file or none is there. Its header carries the step and a checksum of all t
 from __future__ import annotations
 
 import json
+import time
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from ensbridge.files import open_folder, read_json, write_atomically
 
 OUTPUTS = ("checkpoint-*.safetensors", "log.jsonl", "scores.json", "report.html")
 KEEP = 2  # The newest and one to fall back on.
+SECONDS, TIMES = 30.0, 20.0  # The next is due after so long, and after so many times what writing one took.
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -83,6 +85,7 @@ class RunFolder:
             write_atomically(config, json.dumps(wanted, indent=2).encode())
         for left in self.path.glob(".checkpoint-*.tmp"):  # by a kill while it was being written
             left.unlink()
+        self._saved, self._took = time.monotonic(), 0.0
 
     @property
     def _log(self) -> Path:
@@ -94,11 +97,18 @@ class RunFolder:
     def save(self, step: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         """Write the checkpoint of a step and drop those that are no longer needed."""
         newest = checkpoint_path(self.path, step)
+        begun = time.monotonic()
         save_checkpoint(newest, tensors, metadata)
+        self._saved = time.monotonic()
+        self._took = self._saved - begun
         # Those of later steps are damaged, or this run would have gone on from them.
         kept = [path for path in self._checkpoints() if path <= newest][-KEEP:]
         for path in set(self._checkpoints()) - set(kept):
             path.unlink()
+
+    def is_due(self) -> bool:
+        """Whether so much time has passed since the last checkpoint that a kill would lose too much."""
+        return time.monotonic() - self._saved >= max(SECONDS, TIMES * self._took)
 
     def newest(self) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """The newest whole checkpoint; a damaged one is left aside with a warning."""

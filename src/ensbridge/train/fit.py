@@ -65,7 +65,9 @@ def fit(
     `only_load` nothing is trained: a run that is not finished raises `Unfinished`. Data on a GPU is trained
     with "captured" steps, compiled and in a CUDA graph; where that fails, a warning says why and "compiled"
     ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one kind and no other.
-    At the `deadline`, a moment of `time.monotonic()`, it saves a checkpoint and raises `OutOfTime`.
+    A checkpoint is written as often as the configuration says, and whenever half a minute has passed. At the
+    `deadline`, a moment of `time.monotonic()`, one more is written and `OutOfTime` is raised; the student is
+    then left as it would be at the end of training, with its averaged weights.
     With an `engine` this process is one of several that train the same student: each takes its slice of
     every batch, steps are eager, and the first process keeps the folder.
 
@@ -129,9 +131,10 @@ def fit(
             late = deadline is not None and stop < total and time.monotonic() >= deadline
             if engine and deadline is not None:
                 late = engine.any(late)
-            if folder and (late or stop == total or stop % own.checkpoint_every == 0):
+            if folder and (late or stop == total or stop % own.checkpoint_every == 0 or folder.is_due()):
                 state.save(folder)
             if late:
+                state.settle()
                 if engine:
                     engine.wait()  # for the checkpoint
                 raise OutOfTime(f"{'it' if run_dir is None else Path(run_dir)} is at step {stop} of {total}")
@@ -143,7 +146,7 @@ def fit(
         student.eval()
     if engine:
         engine.wait()  # for the last checkpoint
-    student.load_state_dict({**student.state_dict(), **average.tensors})
+    state.settle()
     return FitResult(total, begun, loss)
 
 
@@ -239,6 +242,10 @@ class _State:
                 buffer.copy_(then)
 
         return restore
+
+    def settle(self) -> None:
+        """Leave the student with its averaged weights."""
+        self.student.load_state_dict({**self.student.state_dict(), **self.average.tensors})
 
     def save(self, folder: RunFolder) -> None:
         counts = {"step": self.step, "count": self.count, "sums": self.sums}

@@ -1,0 +1,208 @@
+"""Images come in any way that holds them, once in memory; what holds none is refused in a clear sentence."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+import _tiny
+from ensbridge.data import ImageSet, loader
+from ensbridge.data.loader import collect
+
+IMAGES = _tiny.images(32)
+LABELS = torch.arange(32) % 3
+
+
+class Items(Dataset):
+    """A data set of single items that, like many, does not say where it ends."""
+
+    def __init__(self, item: Callable[[int], Any], length: int = 32) -> None:
+        self.item, self.length = item, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.item(index)
+
+
+class Stream(IterableDataset):
+    """A data set without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return zip(IMAGES, LABELS.tolist(), strict=True)
+
+
+class Bare:
+    """What has a length and items, and is nobody's subclass."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Any:
+        return IMAGES[index], LABELS[index]
+
+
+def items(*keys: str, **extra: Any) -> list[dict[str, Any]]:
+    """Dictionaries of single images and labels under two keys, in their order."""
+    return [
+        {key: image if key in loader.IMAGE_KEYS else label for key in keys} | extra
+        for image, label in zip(IMAGES, LABELS.tolist(), strict=True)
+    ]
+
+
+HALVES = slice(0, 20), slice(20, 32)
+ALONE = {
+    "tensor": IMAGES,
+    "array": IMAGES.numpy(),
+    "batches": [IMAGES[:20], IMAGES[20:]],
+    "images": list(IMAGES),
+    "set of images": Items(lambda index: IMAGES[index]),
+    "dictionaries": [{"images": IMAGES[half], "path": ["cat.png"]} for half in HALVES],
+}
+LABELLED = {
+    "pair": (IMAGES, LABELS),
+    "image set": ImageSet(IMAGES, LABELS),
+    "loader": DataLoader(TensorDataset(IMAGES, LABELS), batch_size=5),
+    "loader without batches": DataLoader(TensorDataset(IMAGES, LABELS), batch_size=None),
+    "loader with worker": DataLoader(TensorDataset(IMAGES, LABELS), batch_size=5, num_workers=1),
+    "arrays": (IMAGES.numpy(), LABELS.numpy()),
+    "list": [IMAGES, LABELS],
+    "labels in a list": (IMAGES, LABELS.tolist()),
+    "tensor dataset": TensorDataset(IMAGES, LABELS),
+    "tensor dataset and more": TensorDataset(IMAGES, LABELS, torch.arange(32)),
+    "dataset": Items(lambda index: (IMAGES[index], int(LABELS[index]))),
+    "dataset of arrays": Items(lambda index: (IMAGES[index].numpy(), np.int64(LABELS[index]))),
+    "dataset of short vectors": Items(lambda index: (IMAGES[index], np.array([LABELS[index]]))),
+    "dataset of dictionaries": Items(lambda index: items("image", "label")[index]),
+    "subset": Subset(TensorDataset(IMAGES, LABELS), range(32)),
+    "stream": Stream(),
+    "items": list(zip(IMAGES, LABELS.tolist(), strict=True)),
+    "generator": zip(IMAGES, LABELS, strict=True),
+    "bare": Bare(),
+    "extra fields": [(IMAGES[half], LABELS[half], torch.arange(32)[half], "path") for half in HALVES],
+    "columns": [(IMAGES[half], LABELS[half, None]) for half in HALVES],
+    "lists of labels": [(IMAGES[half], LABELS[half].tolist()) for half in HALVES],
+    "one dictionary": {"x": IMAGES, "y": LABELS},
+    "dictionaries": [{"images": IMAGES[half], "labels": LABELS[half]} for half in HALVES],
+    "labels first": [{"labels": LABELS[half], "pixel_values": IMAGES[half]} for half in HALVES],
+    "dictionaries of items": items("target", "image", idx=7),
+}
+
+
+@pytest.mark.parametrize("way", ALONE)
+def test_images_come_in_any_way(way: str) -> None:
+    found = collect(ALONE[way])
+    assert found.images.equal(IMAGES)
+    assert found.labels is None
+
+
+@pytest.mark.parametrize("way", LABELLED)
+def test_images_come_with_labels_in_any_way(way: str) -> None:
+    found = collect(LABELLED[way])
+    assert found.images.equal(IMAGES)
+    assert found.labels is not None
+    assert found.labels.equal(LABELS)
+
+
+def picture(_: int) -> tuple[Image.Image, int]:
+    return Image.new("RGB", (8, 8)), 0
+
+
+def grows(index: int) -> tuple[Tensor, int]:
+    return torch.rand(3, 8 + index // 2, 8), 0
+
+
+PICTURES = (
+    "the images of train are PIL's; give its Dataset a transform that makes tensors, such as torchvision's"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (7, "train is a int; give images"),
+        ("digits", "train is a str; give images"),
+        ([], "train holds 0 images; give at least one"),
+        (iter(()), "train holds 0 images"),
+        (Items(picture, 0), "train holds 0 images"),
+        (DataLoader(Items(picture, 0)), "train holds 0 images"),
+        ([IMAGES, (IMAGES, LABELS)], "1 of the 2 entries of train have labels"),
+        (["cat.png"], "entry 0 of train is a str that does not begin with a tensor"),
+        ([()], "entry 0 of train is a tuple that does not begin with a tensor"),
+        ([(IMAGES, LABELS), (IMAGES, "cat")], "entry 1 of train has a str as its label"),
+        (np.array([{}]), "an array is of object; give images as floats or uint8"),
+        (
+            [{"path": "cat.png", "pixels": IMAGES}],
+            "entry 0 of train has the keys path, pixels; call its images",
+        ),
+        (Items(picture), PICTURES),
+        ([Image.new("L", (8, 8))], PICTURES),
+        ([{"image": Image.new("L", (8, 8)), "label": 3}], PICTURES),
+        (DataLoader(Items(picture), batch_size=2), PICTURES),
+        ([IMAGES, IMAGES[:, :, 1:]], "train has images of shapes (3, 8, 8) and (3, 7, 8); bring them to one"),
+        (Items(grows), "train has images of shapes (3, 8, 8) and (3, 9, 8); bring them to one"),
+        (DataLoader(Items(grows), batch_size=4), "train has images of different shapes; bring them to one"),
+        ([IMAGES, IMAGES.double()], "train has images of torch.float32 and torch.float64"),
+        ([(IMAGES[:, 0], LABELS)], "entry 0 of train has images of shape (32, 8, 8); give (images, channels"),
+        ([IMAGES[0, 0]], "entry 0 of train has images of shape (8, 8)"),
+    ],
+)
+def test_what_holds_no_images_is_refused(data: Any, words: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        collect(data, "train")
+    assert words in str(refused.value)
+
+
+def test_other_errors_of_the_users_data_stay_what_they_are() -> None:
+    for error in (TypeError, RuntimeError, OSError):
+        with pytest.raises(error, match="the disk is gone"):
+            collect(Items(lambda _, error=error: (_ for _ in ()).throw(error("the disk is gone"))))
+
+
+# ------------------------------------------------------------------------------ memory
+
+
+@pytest.mark.parametrize(
+    "way", ["tensor", "array", "pair", "arrays", "list", "tensor dataset", "one dictionary"]
+)
+def test_what_is_one_tensor_is_not_copied(way: str) -> None:
+    assert collect((ALONE | LABELLED)[way]).images.data_ptr() == IMAGES.data_ptr()
+
+
+@pytest.mark.parametrize("block", [1, 2000, 5000, 1 << 20])
+def test_parts_are_put_together_in_their_order_and_let_go(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "BLOCK", block)
+    alive: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        nonlocal most
+        for start in range(32):
+            most = max(most, sum(each() is not None for each in alive))
+            images = IMAGES[start : start + 1].clone()
+            alive.append(weakref.ref(images))
+            yield images, LABELS[start : start + 1]
+            del images
+
+    found = collect(batches())
+    assert found.images.equal(IMAGES)
+    assert not any(each() is not None for each in alive)
+    if 1 < block < IMAGES.nbytes:  # a block of one part is that part
+        assert most <= block / IMAGES[:1].nbytes + 2
+
+
+def test_a_fingerprint_is_that_of_the_bytes_whatever_the_layout() -> None:
+    turned = IMAGES.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    assert not turned.is_contiguous()
+    assert ImageSet(turned).fingerprint() == ImageSet(IMAGES).fingerprint()
