@@ -59,6 +59,16 @@ def test_table_of_several_runs_puts_the_spread_beside_or_below() -> None:
     assert all(group.model in narrow for group in summary.rows)
 
 
+def test_a_long_name_of_several_runs_costs_no_column() -> None:
+    runs = three_runs().runs
+    named = [[replace(row, model=f"{row.model} (KL, DE-5)") for row in run.rows] for run in runs]
+    summary = Summary(tuple(replace(run, rows=tuple(rows)) for run, rows in zip(runs, named, strict=True)))
+    narrow = printed(rich_table(summary), 80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    parts = [part for group in summary.rows for cell in cells(group)[1:] for part in cell.split(" ± ")]
+    assert all(part in narrow for part in parts)
+
+
 # ------------------------------------------------------------------------------ the paper
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -34,25 +34,44 @@ class _Spread:
         yield Text(self.whole if fits else self.broken, justify="right", no_wrap=True)
 
 
-def rich_table(summary: Summary) -> Table:
+class _Rows:
+    """The rows as wide as the terminal allows: spreads behind their means, or else under them."""
+
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = _table(self.summary, narrow=False)
+        needed = console.measure(whole, options=options.update(max_width=1000)).maximum
+        yield _table(self.summary, narrow=True) if needed > options.max_width else whole
+
+
+def rich_table(summary: Summary) -> ConsoleRenderable:
     """Return the rows as a table for the terminal, tight enough for 80 columns; bridges stand out."""
+    return _Rows(summary)
+
+
+def _table(summary: Summary, narrow: bool) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    one_run = len(summary.runs) == 1
     texts = [cells(group) for group in summary.rows]
+    broken = narrow and len(summary.runs) > 1
     for i, column in enumerate(COLUMNS):
-        # Headings may break over two lines, numbers may not, nor may names of the usual length.
-        widest = max(cell_len(part) for row in texts for part in _parts(row[i], one_run))
-        is_name = i == 0 and not one_run
+        parts = [part for row in texts for part in _parts(row[i], broken)]
+        widest = max(map(cell_len, parts))
+        # Widths are said, since rich would rather cut the last column than break a cell. Headings may break
+        # over two lines, numbers may not, nor may names of the usual length.
+        words = max(map(cell_len, column.heading.split()))
+        name = min(widest, _NAME) if broken else widest
         table.add_column(
             column.heading,
             justify="right" if i else "left",
-            min_width=min(widest, _NAME) if is_name else widest,
-            no_wrap=is_name and widest <= _NAME,
+            width=max(name if i == 0 else widest, words) if narrow else None,
+            no_wrap=not narrow,
             vertical="bottom",
         )
     for group, row in zip(summary.rows, texts, strict=True):
         # `Text`, because a string would be read as markup: a model may be called "[red]".
-        shown = [Text(t) if one_run or not i or " ± " not in t else _Spread(t) for i, t in enumerate(row)]
+        shown = [Text("\n".join(_parts(text, broken and i > 0))) for i, text in enumerate(row)]
         table.add_row(*shown, style=_STYLES.get(group.method))
     return table
 
@@ -106,6 +125,6 @@ def _tight(text: str) -> Text:
     return Text(text.replace(" ± ", "±"), no_wrap=True)
 
 
-def _parts(text: str, one_run: bool) -> list[str]:
+def _parts(text: str, broken: bool) -> list[str]:
     mean, _, spread = text.partition(" ± ")
-    return [text] if one_run or not spread else [mean, f"±{spread}"]
+    return [mean, f"±{spread}"] if broken and spread else [text]
