@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("benching",),
-    ("recipes", "report", "exporting", "predicting", "serve", "compression", "zoo"),
+    ("recipes", "report", "capturing", "exporting", "predicting", "serve", "compression", "zoo"),
     ("evaluation", "fast_ensemble", "fidelity", "inference", "robustness", "saving", "train"),
     ("methods",),
     ("ensemble", "sampler", "nets", "data"),

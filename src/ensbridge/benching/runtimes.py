@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.benching.memory import peak_memory, resident
+from ensbridge.capturing import capture
 from ensbridge.exporting import TOLERANCE, difference, silence, trace, write_onnx
 
 Runtime = Literal["eager", "compiled", "onnxruntime"]
@@ -65,7 +66,7 @@ def _check(runtime: Runtime, images: Tensor) -> None:
         raise CannotRun(f"{' and '.join(missing)} is not installed; pip install 'ensbridge[export]'")
 
 
-def _eager(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
+def _eager(model: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], Tensor]:
     @torch.inference_mode()
     def call() -> Tensor:
         logits = model(images)
@@ -83,8 +84,13 @@ def _run_eager(model: nn.Module, images: Tensor, threads: int) -> Runner:
 
 def _run_compiled(model: nn.Module, images: Tensor, threads: int) -> Runner:
     """As torch.export traces it, since hooks that come and go, as the tap's, are not for torch.compile."""
+    if images.is_cuda:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call = _eager(capture(model, images), images)
+        return Runner(call, torch.cuda.max_memory_allocated() - before)  # it has weights of its own
     graph = torch.export.export(model, (images,), strict=False).module()
-    options = {"freezing": True, "triton.cudagraphs": images.is_cuda}  # as mode "reduce-overhead" has it
+    options = {"freezing": True}
     call = _eager(torch.compile(graph, dynamic=False, options=options), images)  # type: ignore[arg-type]
     return Runner(call, _torch_memory(call, model, images))
 
@@ -121,7 +127,7 @@ def _torch_memory(call: Callable[[], object], model: nn.Module, images: Tensor) 
     if images.is_cuda:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        call()  # the first call: a CUDA graph has its memory from there on
+        call()
         return torch.cuda.max_memory_allocated() - before + weights
     call()
     need = peak_memory(call)
