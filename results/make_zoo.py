@@ -42,7 +42,7 @@ def main() -> None:
             pixel_range=(0.0, 1.0),
             class_names=eb.data.CIFAR10_CLASSES,
         )
-        fast.eval().save(ZOO / name, scores=json.loads((HERE / "long-test.json").read_text()))
+        fast.eval().save(ZOO / name, scores=json.loads((HERE / "seed0-test.json").read_text()))
         size = (ZOO / name / "model.safetensors").stat().st_size
         print(f"zoo:{name}: {size / 1e6:.1f} MB")
 

@@ -3,10 +3,12 @@
     python results/run_cifar10.py members DATA.npz OUT --members 1 2 3 [--epochs 200]
     python results/run_cifar10.py bridges DATA.npz OUT --weights FOLDER [--epochs 100]
     python results/run_cifar10.py long DATA.npz OUT --weights FOLDER --run FOLDER [--epochs 300]
+    python results/run_cifar10.py corrupted DATA.npz OUT --weights FOLDER --corrupted FOLDER
 
 `long` trains KL bridges towards groups of members, and their control, from several seeds side by side;
 killed, it goes on from the folder of --run. --held-out adds images that no member has seen, without labels.
-The test set is looked at with --final only.
+The test set is looked at with --final only. `corrupted` measures the trained models on the corrupted test set
+of `ensbridge data corrupt`.
 
 DATA.npz holds train_images, train_labels, test_images, test_labels (uint8 NHWC). The first 40,960 training
 images are trained on, the other 9,040 are for validation. Weights land in OUT as safetensors.
@@ -25,13 +27,14 @@ from safetensors.torch import load_file, save_file
 
 from ensbridge.data import Augment, ImageSet, Splits
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import evaluate, predict
+from ensbridge.evaluation import Aim, evaluate, predict
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import BridgeConfig, DeepEnsemble, DiffusionBridge, EnsembleDistillation, Together
 from ensbridge.methods.method import AbstractMethod
 from ensbridge.metrics import accuracy, nll
 from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.recipes.recipe import build
+from ensbridge.robustness import add_corrupted
 from ensbridge.saving import load as load_model
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig, derive_seed
@@ -118,6 +121,7 @@ def measure(
     models: dict[str, torch.nn.Module],
     data: Splits,
     final: bool = True,
+    seed: int = 0,
 ) -> None:
     """Scores on validation and, where all is chosen, on the test set; log-probabilities beside them."""
     ladder = {f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)}
@@ -128,8 +132,10 @@ def measure(
             data.val,
             reference=ensemble,
             target=3,
+            aims={"ED": Aim("ED", 3)} if "ED" in models else None,
             dataset="cifar10" if part == "test" else "cifar10 validation",
             class_names=CLASSES,
+            seed=seed,
             batch_size=1000,
         )
         print(f"\n{part}\n{scores.table()}", flush=True)
@@ -228,8 +234,44 @@ def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespa
         weights_of = {k: v.cpu().contiguous() for k, v in student.state_dict().items()}
         save_file(weights_of, out / f"{options.name}-ed.safetensors")
     held = data._replace(val=data.val.subset(torch.arange(options.held_out, len(data.val), device=DEVICE)))
-    measure(out, options.name, ensemble, models, held if options.held_out else data, options.final)
+    held = held if options.held_out else data
+    measure(out, options.name, ensemble, models, held, options.final, options.seeds[0])
     print(f"this call trained for {minutes:.1f} minutes; options {vars(options)}")
+
+
+def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> None:
+    """Members, the zoo's models and, where their weights lie in the folder, the control and ED."""
+    ensemble = load_members(weights).first(3)
+    models: dict[str, torch.nn.Module] = {f"DE-{k}": ensemble.first(k) for k in (1, 2, 3)}
+    models["+1 DBN (KL)"] = load_model("zoo:cifar10").to(DEVICE)
+    models["+2 DBN (KL, DE-5)"] = load_model("zoo:cifar10-2").to(DEVICE)
+    if (path := weights / "bridge-kl-control.safetensors").exists():
+        models["control (KL)"] = control = load_model("zoo:cifar10").to(DEVICE)
+        control.bridges[0].load_state_dict(load_file(path, device=DEVICE))
+    if (path := weights / "ed.safetensors").exists():
+        models["ED"] = student = ResNet.resnet32x2(10).to(DEVICE).eval()
+        student.load_state_dict(load_file(path, device=DEVICE))
+    scores = evaluate(
+        models,
+        data.test,
+        data.val,
+        reference=ensemble,
+        target=3,
+        aims={"ED": Aim("ED", 3)} if "ED" in models else None,
+        dataset="cifar10",
+        class_names=CLASSES,
+        batch_size=1000,
+    )
+    begun = time.time()
+    kept = out / "corrupted.jsonl"
+    scores = add_corrupted(scores, models, folder, test=data.test, keep=kept, batch_size=1000)
+    (out / "corrupted-test.json").write_text(scores.to_json())
+    print(f"{scores.table()}\n{time.time() - begun:.0f} s for the corrupted images", flush=True)
+    for severity in (1, 5):
+        for name in models:
+            rows = [row for row in scores.corrupted if (row.model, row.severity) == (name, severity)]
+            figures = [sum(getattr(row, key) for row in rows) / len(rows) for key in ("acc", "nll", "ece")]
+            print(f"severity {severity} {name:20s} " + " ".join(f"{figure:.4f}" for figure in figures))
 
 
 def with_held_out(data: Splits, count: int, times: int) -> ImageSet:
@@ -239,11 +281,12 @@ def with_held_out(data: Splits, count: int, times: int) -> ImageSet:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=["members", "bridges", "long"])
+    parser.add_argument("stage", choices=["members", "bridges", "long", "corrupted"])
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--weights", type=Path)
+    parser.add_argument("--corrupted", type=Path, help="the folder of the corrupted test set")
     parser.add_argument("--run", type=Path, help="the folder of the long run's checkpoints")
     parser.add_argument("--name", default="long", help="of the long run's files")
     parser.add_argument(
@@ -275,6 +318,8 @@ def main() -> None:
         train_members(data, options.out, options.members, options.epochs, options.batch)
     elif options.stage == "long":
         train_long(data, options.out, options.weights, options)
+    elif options.stage == "corrupted":
+        measure_corrupted(data, options.out, options.weights, options.corrupted)
     else:
         train_bridges(data, options.out, options.weights, options)
 

@@ -1,0 +1,129 @@
+"""What was measured on CIFAR-10 as one file and one page, from the scores of each seed: no torch, no GPU.
+
+    python results/make_cifar10.py
+
+Writes cifar10.json beside this file, and cifar10/report/report.html.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from itertools import pairwise
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ensbridge.report import paper_rows, write_report
+from ensbridge.scores import Summary, read_scores, summarise
+
+HERE = Path(__file__).parent
+SEEDS = sorted((HERE / "cifar10").glob("seed[0-9]-test.json"))
+SCORES = ("acc", "nll", "brier", "ece", "cnll", "dee", "gap")
+CONFIDENCE = (0.0, 0.5, 0.9, 0.99, 1.0)
+
+
+def rows(summary: Summary) -> list[dict[str, Any]]:
+    """Each model with what its scores are on each seed, their mean and their standard deviation."""
+    found = []
+    for group in summary.rows:
+        first = group.first
+        found.append(
+            {
+                "model": group.model,
+                "seeds": group.seeds,
+                "macs_ratio": first.macs_ratio,
+                "params_ratio": first.params_ratio,
+                **{
+                    name: {"mean": group.mean(name), "sd": group.spread(name), "each": group.values(name)}
+                    for name in SCORES
+                },
+            }
+        )
+    return found
+
+
+def corrupted(summary: Summary) -> list[dict[str, Any]]:
+    """Each model's means over the corruptions, by severity, with frost and without."""
+    found = []
+    for group in summary.corrupted:
+        for severity in group.severities:
+            at = group.at(severity)
+            of_18 = at.without("frost")
+            found.append(
+                {
+                    "model": group.model,
+                    "severity": severity,
+                    **{f"{name}_19": at.mean(name) for name in ("acc", "nll", "brier", "ece", "cnll")},
+                    **{f"{name}_18": of_18.mean(name) for name in ("acc", "nll", "cnll")},
+                }
+            )
+    return found
+
+
+def own_share() -> dict[str, Any]:
+    """How much lower a bridge's NLL is than its control's, paired over the test images."""
+    with np.load(HERE / "cifar10" / "test-nll.npz") as held:
+        better = held["control"].astype(np.float64) - held["bridge"]  # (seeds, images)
+        confidence = held["confidence"]
+    bins = []
+    for low, high in pairwise(CONFIDENCE):
+        inside = (confidence >= low) & ((confidence < high) | (high == CONFIDENCE[-1]))
+        bins.append({"confidence": [low, high], "images": int(inside.sum()), **_mean(better[:, inside])})
+    return {
+        "each seed": [_mean(one[None]) for one in better],
+        "all seeds": _mean(better),
+        "by the source's confidence": bins,
+        "by severity": shares_by_severity(),
+    }
+
+
+def shares_by_severity() -> list[dict[str, Any]]:
+    """The same under corruptions, as a part of the way from DE-1 to DE-3 too."""
+    found = summarise([read_scores(path) for path in SEEDS]).corrupted
+    groups = {group.model: group for group in found}
+    shares = []
+    for severity in groups["DE-1"].severities:
+
+        def nll(model: str, severity: int = severity) -> list[float]:
+            return [row.nll for row in groups[model].rows[0] if row.severity == severity]
+
+        better = np.subtract(nll("control (KL)"), nll("+1 DBN (KL)"))
+        way = np.mean(nll("DE-1")) - np.mean(nll("DE-3"))
+        shares.append(
+            {
+                "severity": severity,
+                "nll": better.mean(),
+                "part of DE-1 to DE-3": better.mean() / way,
+                "corruptions where it is better": int((better > 0).sum()),
+            }
+        )
+    return shares
+
+
+def _mean(better: np.ndarray) -> dict[str, float]:
+    """The mean over images and its standard error; seeds of one image are no images of their own."""
+    each = better.mean(0)
+    return {"nll": each.mean(), "error": each.std(ddof=1) / sqrt(len(each))}
+
+
+def main() -> None:
+    summary = summarise([read_scores(path) for path in SEEDS], [path.name for path in SEEDS])
+    document = {
+        "command": "python results/make_cifar10.py",
+        "dataset": summary.dataset,
+        "seeds": summary.seeds,
+        "rows": rows(summary),
+        "paper": [asdict(row) for row in paper_rows(summary.dataset)],
+        "corrupted": corrupted(summary),
+        "better than the control": own_share(),
+    }
+    (HERE / "cifar10.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    page = write_report(summary, HERE / "cifar10" / "report")
+    print(f"{HERE / 'cifar10.json'}\n{page}\n{json.dumps(document['better than the control'], indent=1)}")
+
+
+if __name__ == "__main__":
+    main()
