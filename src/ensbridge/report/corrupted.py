@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ensbridge.report.paper import PaperRow, paper_rows
+from ensbridge.report.paper import PaperRow, counterpart, paper_rows
 from ensbridge.scores import CorruptedGroup, Summary
 from ensbridge.scores.columns import number
 
@@ -78,7 +78,8 @@ def _table(heading: str, groups: Sequence[CorruptedGroup], paper: Sequence[Paper
     with_frost = 0 < len(rest) < len(names)
     blocks = [(f"mean of {len(names)}", len(names))]
     blocks += [(f"mean of {len(rest)} without frost", len(rest))] if with_frost else []
-    theirs = {row.model: _theirs(row, len(blocks)) for row in paper}
+    ours = [group.model for group in groups]
+    theirs = {counterpart(row.model, ours): _theirs(row, len(blocks)) for row in paper}
     rows: list[tuple[bool, str, tuple[str, ...]]] = []
     for group in groups:
         parts = [group, group.without(FROST)] if with_frost else [group]

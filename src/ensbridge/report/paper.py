@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -12,8 +13,9 @@ from ensbridge.scores import Group, Summary
 from ensbridge.scores.columns import dee_cell, number
 
 NOTE = (
-    "Rows are matched by name. Ratios and DEE are each side’s own: against its own networks and ensembles. ±"
-    " is a standard deviation: ours over seeds, the paper’s as it prints it."
+    "Rows are matched by name; a bridge that was trained with KL alone stands beside the paper’s. Ratios and"
+    " DEE are each side’s own: against its own networks and ensembles. ± is a standard deviation: ours over"
+    " seeds, the paper’s as it prints it."
 )
 # Its ECE is in no row here: nobody should compare it by accident.
 ECE_NOTE = (
@@ -83,16 +85,28 @@ def comparison(summary: Summary) -> Comparison | None:
     """Put the paper's rows beside ours, matched by name; None where no row has a counterpart."""
     ours = {group.model: group for group in summary.rows}
     rows = paper_rows(summary.dataset)
-    if not any(row.model in ours for row in rows):
+    names = {row.model: counterpart(row.model, ours) for row in rows}
+    if not any(name in ours for name in names.values()):
         return None
     used = [
         (h, name, digits) for h, name, digits in _COLUMNS if any(getattr(r, name) is not None for r in rows)
     ]
     table = tuple(
-        (row.model, tuple(_pair(ours.get(row.model), row, n, d) for _, n, d in used)) for row in rows
+        (names[row.model], tuple(_pair(ours.get(names[row.model]), row, n, d) for _, n, d in used))
+        for row in rows
     )
     notes = (NOTE, ECE_NOTE, *([DEE_NOTE] if summary.dataset == "imagenet64" else []))
     return Comparison(tuple(heading for heading, _, _ in used), table, notes)
+
+
+def counterpart(model: str, ours: Container[str]) -> str:
+    """Our name for the paper's model: its own, or that of a bridge trained with KL where only that is there.
+
+    >>> counterpart("+2 DBN (DE-5)", ["+2 DBN (KL, DE-5)"]), counterpart("+1 DBN", ["+1 DBN", "+1 DBN (KL)"])
+    ('+2 DBN (KL, DE-5)', '+1 DBN')
+    """
+    straight = model.replace(" (", " (KL, ") if " (" in model else f"{model} (KL)"
+    return straight if model not in ours and straight in ours else model
 
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
