@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,14 @@ from ensbridge.data import Augment, ImageSet, Splits
 from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import Aim, evaluate, predict
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.methods import BridgeConfig, DeepEnsemble, DiffusionBridge, EnsembleDistillation, Together
+from ensbridge.methods import (
+    BridgeConfig,
+    DeepEnsemble,
+    DiffusionBridge,
+    EnsembleDistillation,
+    ProxyEnD2,
+    Together,
+)
 from ensbridge.methods.method import AbstractMethod
 from ensbridge.metrics import accuracy, nll
 from ensbridge.nets import ResNet, ScoreNet
@@ -43,6 +51,7 @@ from ensbridge.train.fit import fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CROP = Augment(crop=4, flip=True)
+TABLE_NAMES = {"ED": "ED", "EnD2": "EnD²"}
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -114,6 +123,12 @@ def save_bridges(out: Path, prefix: str, methods: dict[str, DiffusionBridge]) ->
         )
 
 
+def aims(models: Mapping[str, torch.nn.Module]) -> dict[str, Aim]:
+    """What networks are that do not show it."""
+    known = {"ED": Aim("ED", 3), "EnD²": Aim("EnD2", 3)}
+    return {name: aim for name, aim in known.items() if name in models}
+
+
 def measure(
     out: Path,
     prefix: str,
@@ -132,7 +147,7 @@ def measure(
             data.val,
             reference=ensemble,
             target=3,
-            aims={"ED": Aim("ED", 3)} if "ED" in models else None,
+            aims=aims(models),
             dataset="cifar10" if part == "test" else "cifar10 validation",
             class_names=CLASSES,
             seed=seed,
@@ -142,6 +157,31 @@ def measure(
         (out / f"{prefix}-{part}.json").write_text(scores.to_json())
         log_probs = {name: predict(model, held, 1000).half().cpu().numpy() for name, model in models.items()}
         np.savez_compressed(out / f"{prefix}-{part}.npz", **log_probs)
+
+
+def rivals(
+    ensemble: Ensemble, names: list[str], seed: int, config: FitConfig
+) -> tuple[dict[str, AbstractMethod], dict[str, FitConfig]]:
+    """Students of the whole ensemble with the bridges' inputs, and how they are trained."""
+    methods: dict[str, AbstractMethod] = {}
+    configs: dict[str, FitConfig] = {}
+    for name in names:
+        student = build(lambda: ResNet.resnet32x2(10), derive_seed(seed, "student")).to(DEVICE)
+        kind, lr = (EnsembleDistillation, 0.1) if name == "ED" else (ProxyEnD2, 0.05)
+        methods[name] = kind(ensemble, student)
+        configs[name] = replace(config, lr=lr, optimizer="sgd", weight_decay=1e-3)
+    return methods, configs
+
+
+def save_rivals(out: Path, prefix: str, methods: Mapping[str, AbstractMethod]) -> dict[str, torch.nn.Module]:
+    """Write the students' weights; the networks by the names that tables have for them."""
+    found = {}
+    for name, method in methods.items():
+        assert isinstance(method, EnsembleDistillation | ProxyEnD2)
+        weights = {k: v.cpu().contiguous() for k, v in method.model.state_dict().items()}
+        save_file(weights, out / f"{prefix}-{name.lower()}.safetensors")
+        found[TABLE_NAMES[name]] = method.model
+    return found
 
 
 def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
@@ -154,7 +194,7 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
         options.lr,
         augment=mixed,
         log_every=800,
-        checkpoint_every=10**9,
+        checkpoint_every=options.checkpoint_every,
         seed=options.seed,
     )
     short = replace(long, epochs=options.distill_epochs, lr=options.lr / 10)
@@ -165,13 +205,17 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
         return DiffusionBridge(ensemble, score, config=config, **extra)
 
     walked = {"bridge": method(2.0), "control": method(2.0, target=(0,))}
-    straight = {"kl": method(2.0, loss="kl"), "kl-control": method(2.0, loss="kl", target=(0,))}
+    straight = {} if options.no_kl else {"kl": method(2.0, loss="kl")}
+    straight |= {} if options.no_kl else {"kl-control": method(2.0, loss="kl", target=(0,))}
     for temperature in options.temperatures:
         straight[f"kl-T{temperature:g}"] = method(temperature, loss="kl")
+    students, configs = rivals(ensemble, options.rivals, options.seed, long)
+    methods: dict[str, AbstractMethod] = {**walked, **straight, **students}
     images = data.train.without_labels()
+    folders = (None, None) if options.run is None else (options.run / "bridges", options.run / "distil")
     begun = time.time()
-    fit(Together({**walked, **straight}), images, long, progress=progress("bridges"))
-    distilled = distill_together(walked, images, short, progress=progress("distil"))
+    fit(Together(methods), images, dict.fromkeys(methods, long) | configs, folders[0], progress("bridges"))
+    distilled = distill_together(walked, images, short, folders[1], progress=progress("distil"))
     minutes = (time.time() - begun) / 60
     named = {
         "5 steps": walked["bridge"],
@@ -180,12 +224,14 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
         **straight,
     }
     save_bridges(out, "bridge", named)
-    measure(out, "scores", everything, {name: FastEnsemble.of(each) for name, each in named.items()}, data)
+    models: dict[str, torch.nn.Module] = {name: FastEnsemble.of(each) for name, each in named.items()}
+    models |= save_rivals(out, "bridges", students)
+    measure(out, "scores", everything, models, data, options.final, options.seed)
     print(f"bridges and distillation took {minutes:.1f} minutes; options {vars(options)}")
 
 
 def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
-    """KL bridges towards each of --targets from each of --seeds, side by side; ED where it is asked for."""
+    """KL bridges towards each of --targets from each of --seeds, and rivals, side by side."""
     ensemble = load_members(weights)
     config = FitConfig(
         options.epochs,
@@ -207,11 +253,9 @@ def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespa
     bridges = {(seed, target): method(seed, target) for seed in options.seeds for target in targets}
     names = {key: f"{'-'.join(str(i + 1) for i in key[1])} seed {key[0]}" for key in bridges}
     methods: dict[str, AbstractMethod] = {names[key]: each for key, each in bridges.items()}
-    configs = dict.fromkeys(methods, config)
-    if options.ed:
-        student = build(lambda: ResNet.resnet32x2(10), derive_seed(options.seeds[0], "student")).to(DEVICE)
-        methods["ED"] = EnsembleDistillation(ensemble.first(3), student)
-        configs["ED"] = replace(config, lr=0.1, optimizer="sgd", weight_decay=1e-3)
+    students, own_configs = rivals(ensemble.first(3), options.rivals, options.seeds[0], config)
+    configs = dict.fromkeys(methods, config) | own_configs
+    methods |= students
     images = with_held_out(data, options.held_out, options.held_out_times).without_labels()
     begun = time.time()
     fit(Together(methods), images, configs, options.run, progress("bridges"))
@@ -229,10 +273,7 @@ def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespa
     if len(options.seeds) > 1 and (0,) in targets:
         pair = [bridges[seed, (0,)] for seed in options.seeds[:2]]
         models["control of two bridges (KL)"] = FastEnsemble.of(*pair)
-    if options.ed:
-        models["ED"] = student
-        weights_of = {k: v.cpu().contiguous() for k, v in student.state_dict().items()}
-        save_file(weights_of, out / f"{options.name}-ed.safetensors")
+    models |= save_rivals(out, options.name, students)
     held = data._replace(val=data.val.subset(torch.arange(options.held_out, len(data.val), device=DEVICE)))
     held = held if options.held_out else data
     measure(out, options.name, ensemble, models, held, options.final, options.seeds[0])
@@ -257,7 +298,7 @@ def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> N
         data.val,
         reference=ensemble,
         target=3,
-        aims={"ED": Aim("ED", 3)} if "ED" in models else None,
+        aims=aims(models),
         dataset="cifar10",
         class_names=CLASSES,
         batch_size=1000,
@@ -298,7 +339,10 @@ def main() -> None:
         "--held-out", type=int, default=0, help="images of validation to train on, unlabelled"
     )
     parser.add_argument("--held-out-times", type=int, default=3)
-    parser.add_argument("--ed", action="store_true", help="train ED beside the bridges")
+    parser.add_argument(
+        "--rivals", nargs="*", default=[], choices=["ED", "EnD2"], help="trained beside the bridges"
+    )
+    parser.add_argument("--no-kl", action="store_true", help="only the bridges with a loss of their own")
     parser.add_argument("--final", action="store_true", help="look at the test set, once all is chosen")
     parser.add_argument("--checkpoint-every", type=int, default=1600)
     parser.add_argument("--base", type=float, default=2.0, help="T of the long run")

@@ -58,14 +58,16 @@ def _table(summary: Summary, narrow: bool) -> Table:
     for i, column in enumerate(COLUMNS):
         parts = [part for row in texts for part in _parts(row[i], broken)]
         widest = max(map(cell_len, parts))
-        # Widths are said, since rich would rather cut the last column than break a cell. Headings may break
-        # over two lines, numbers may not, nor may names of the usual length.
-        words = max(map(cell_len, column.heading.split()))
-        name = min(widest, _NAME) if broken else widest
+        # Headings may break over two lines, numbers may not, nor may names of the usual length. Widths of
+        # several runs are said, since rich would rather cut the last column than break a cell.
+        least = max(
+            min(widest, _NAME) if broken and i == 0 else widest, *map(cell_len, column.heading.split())
+        )
         table.add_column(
             column.heading,
             justify="right" if i else "left",
-            width=max(name if i == 0 else widest, words) if narrow else None,
+            min_width=None if broken else widest,
+            width=least if broken else None,
             no_wrap=not narrow,
             vertical="bottom",
         )
