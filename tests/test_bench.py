@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import _tiny
 import ensbridge.cli.bench  # noqa: F401
 from ensbridge import cli
 from ensbridge.benching import Benchmark, bench, runtimes
-from ensbridge.benching.memory import cores, peak_memory, pinned
+from ensbridge.benching.bench import Row, Table
+from ensbridge.benching.memory import RESOLUTION, cores, peak_memory, pinned
 from ensbridge.benching.ratios import median_interval, quantile, ratio_of
 from ensbridge.benching.rounds import time_rounds
 from ensbridge.benching.runtimes import CannotRun, Runner, ready
-from ensbridge.benching.words import headline, markdown, rich_tables
+from ensbridge.benching.words import headline, markdown, memory, rich_costs, rich_table
 from ensbridge.cost import count_macs, count_params
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge
@@ -148,7 +150,7 @@ def test_a_faster_model_is_claimed_alike() -> None:
 
 
 def test_few_rounds_have_no_ratio() -> None:
-    assert ratio_of([2.0] * 5, [1.0] * 5).reason == "5 rounds are too few; give at least 6"
+    assert ratio_of([2.0] * 5, [1.0] * 5).reason == "5 rounds: too few; give at least 6"
     assert ratio_of([2.0] * 6, [1.0] * 6).median == 2.0
 
 
@@ -193,6 +195,16 @@ def test_memory_is_what_a_call_needs_at_its_peak() -> None:
         assert 60e6 < need < 90e6
 
 
+def test_memory_that_a_process_cannot_show_is_a_bound_and_no_number() -> None:
+    (table,) = bench(model(2), IMAGE, threads=1, rounds=1, batches=[1], runtimes=["eager"]).tables
+    for row in table.rows:  # of networks of a few kB
+        assert row.memory is None
+        assert row.memory_below in (RESOLUTION, None)  # nothing is known but on Linux
+    words = {(5_000_000, None): "5 MB", (None, 2_000_000): "< 2 MB", (None, None): "—"}
+    for (own, below), expected in words.items():
+        assert memory(Row("", 0, 0, own, below, 0.0, 0.0, 0.0, None)) == expected
+
+
 def test_each_runtime_gives_the_models_logits() -> None:
     net, images = _tiny.batch_norm_member(), _tiny.images(4)
     for runtime in ("eager", "onnxruntime"):
@@ -228,11 +240,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     def fake(runtime: str, net: object, images: torch.Tensor, threads: int) -> Runner:
         if runtime == "compiled":
             raise CannotRun("there is no compiler")
-        name = list(seconds)[built.count((runtime, len(images))) % len(seconds)]
-        built.append((runtime, len(images)))
-        return Runner(lambda: machine.run(name) or images, 1000)
+        name = names.setdefault(net, list(seconds)[len(names) % len(seconds)])
+        return Runner(lambda: machine.run(name) or images, 3_000_000)
 
-    built: list[tuple[str, int]] = []
+    names: dict[object, str] = {}  # of each network, in the order in which they are first seen
     monkeypatch.setattr(sys.modules["ensbridge.benching.bench"], "ready", fake)
     return machine
 
@@ -245,7 +256,9 @@ def test_all_is_measured_in_every_runtime_and_batch(machine: Machine) -> None:
         stages.append((name, total))
         return lambda steps: None
 
-    found = bench(fast, IMAGE, threads=1, rounds=7, clock=machine, begin=begin)
+    told: list[Table] = []
+    found = bench(fast, IMAGE, threads=1, rounds=7, clock=machine, begin=begin, tell=told.append)
+    assert tuple(told) == found.tables
     assert [(table.runtime, table.batch) for table in found.tables] == [
         ("eager", 1),
         ("eager", 128),
@@ -285,12 +298,16 @@ def test_words_and_json_claim_what_is_claimed_and_no_more(machine: Machine) -> N
         "half of the rounds gave 1.20 … 1.20.",
     ]
     assert headline(vague).startswith("Source + bridge has no ratio with onnxruntime at batch 4: its median")
-    assert "| source + bridge | 1200.00 | 1200.00 … 1200.00 | ×1.20 (1.20 … 1.20) | 1 kB |" in markdown(clear)
-    assert "compiled, batch 4: there is no compiler." in markdown(clear)
-    assert len(rich_tables(clear)) == 3  # the costs, eager and onnxruntime
+    eager, compiled, _ = clear.tables
+    line = "| source + bridge | 1200.00 | 1200.00 … 1200.00 | ×1.20 (1.20 … 1.20) | 3 MB |"
+    assert line in markdown(eager)
+    assert rich_table(compiled) == markdown(compiled) == "compiled, batch 4: there is no compiler."
+    assert rich_costs(clear) is not None
+    assert rich_costs(replace(clear, tables=(compiled,))) is None
     for found in (clear, vague):
         again = json.loads(json.dumps(found.to_json(), allow_nan=False))
         assert "copies of its source" in again["stand_ins"]
+        assert "the growth of the process" in again["memory_means"]
         first, second = again["tables"][0]["rows"][:2]
         assert first["ratio"] is None
         assert (second["ratio"]["median"] is None) == (found is vague)
@@ -334,7 +351,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_prints_tables_or_json(
     as_json: bool, saved: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr("ensbridge.benching.rounds.time.perf_counter", machine)
     words = ["--rounds", "6", "--batch", "4", "--batch", "2", "--threads", "1", "--quiet"]
     assert command(monkeypatch, saved, *words, *(["--json"] if as_json else [])) == 0
     captured = capsys.readouterr()
@@ -346,7 +362,36 @@ def test_the_command_prints_tables_or_json(
     else:
         assert "copies of its source" in captured.out
         assert "Nothing was timed with compiled at batch 4: there is no compiler." in captured.out
+        assert captured.out.index("eager, batch 4 (6") < captured.out.index("onnxruntime, batch 2 (6")
+        assert captured.out.index("onnxruntime, batch 2 (6") < captured.out.index("one image")
         assert "DE-3" in captured.out
+        assert captured.out.index("one image") < captured.out.index("Nothing was timed with compiled")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_table_is_printed_once_it_is_measured_and_json_at_the_end(
+    as_json: bool, saved: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    module = sys.modules["ensbridge.benching.bench"]
+    build = module.ready
+
+    def interrupted(runtime: str, *others: Any) -> Runner:
+        if runtime == "onnxruntime":
+            raise KeyboardInterrupt
+        return build(runtime, *others)
+
+    monkeypatch.setattr(module, "ready", interrupted)
+    words = ["--rounds", "6", "--batch", "2", "--threads", "1", *(["--json"] if as_json else [])]
+    assert command(monkeypatch, saved, *words) == 130
+    captured = capsys.readouterr()
+    if as_json:
+        assert captured.out == ""
+    else:
+        assert captured.out.startswith("eager, batch 2 (6 rounds of ")
+        assert captured.out.splitlines()[-1] == "compiled, batch 2: there is no compiler."
+    begun = ["eager 2: build, 4 steps", "eager 2: time, 6 steps", "compiled 2: build, 4 steps"]
+    begun += ["onnxruntime 2: build, 4 steps"]
+    assert captured.err.splitlines()[:-1] == [f"ensbridge: {line}" for line in begun]
 
 
 @pytest.mark.parametrize(

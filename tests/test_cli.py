@@ -56,7 +56,9 @@ COMMANDS = {
     "train": ["--stage", "--preset", "--out", "--seed", "--dry-run", "--quiet"],
     "evaluate": ["--quiet"],
     "report": ["--out"],
-    "export": ["--to", "--out", "--image-shape"],
+    "predict": ["--image-shape", "--mean", "--std", "--allow", "--device"],
+    "export": ["--to", "--out", "--image-shape", "--allow"],
+    "bench": ["--runtime", "--batch", "--threads", "--rounds", "--seconds", "--allow", "--json", "--quiet"],
 }
 
 
@@ -151,7 +153,7 @@ def write(folder: Path, scores: Scores) -> Path:
         (["train", "digits", "--preset", "mine"], "preset is 'mine'; it must be one of default, paper"),
         (["train", "digits", "members=many"], "members is 'many'; it must be a whole number"),
         (["train", "digits", "oven=hot"], "oven is not a field of the recipe"),
-        (["evaluate", "nothing"], "nothing is not the folder of a run: it holds no config.json"),
+        (["evaluate", "nothing", "--quiet"], "nothing is not the folder of a run: it holds no config.json"),
         (["report", "nothing"], "nothing does not exist; give a scores.json or the run folder"),
         (["report", "empty"], "empty holds no scores.json; give the folder of an evaluated run"),
         (["report", "broken"], "scores.json is not JSON"),
@@ -202,7 +204,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
         (ValueError("lr is 0; it must be above 0"), 2, "lr is 0; it must be above 0"),
         (PermissionError(13, "Permission denied", "/a/run"), 2, "Permission denied: '/a/run'"),
         (FloatingPointError("the loss is nan at step 7"), 1, "the loss is nan at step 7"),
-        (KeyboardInterrupt(), 130, "interrupted; run the same command again to go on"),
+        (KeyboardInterrupt(), 130, "interrupted; run the same command again, what it has saved is kept"),
     ],
 )
 def test_errors_become_one_sentence_and_an_exit_code(
@@ -251,7 +253,9 @@ def test_quickstart_prints_the_table_and_writes_the_page(
     lines = captured.out.splitlines()
     assert lines[-2:] == [str(tmp_path / "scores.json"), str(tmp_path / "report.html")]
     assert "digits" in (tmp_path / "report.html").read_text()
-    assert captured.err == ""  # no bars where there is no terminal
+    assert captured.err == "ensbridge: members, 10 steps\n"  # in place of a bar, which needs a terminal
+    assert in_process(monkeypatch, "quickstart", "--out", tmp_path, "--seed", "3", "--quiet") == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_several_runs_are_reported_as_mean_and_spread(
@@ -281,8 +285,10 @@ def test_a_recipe_is_trained_and_evaluated_from_the_command_line(
     assert "2 × member " in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
     assert in_process(monkeypatch, *words) == 0
-    assert "ensbridge evaluate run" in capsys.readouterr().out
-    assert in_process(monkeypatch, "evaluate", "run") == 0
+    captured = capsys.readouterr()
+    assert "ensbridge evaluate run" in captured.out
+    assert all(re.search(r"^ensbridge: .*, \d+ steps?", line) for line in captured.err.splitlines())
+    assert in_process(monkeypatch, "evaluate", "run", "--quiet") == 0
     captured = capsys.readouterr()
     assert "run was measured without distill (distilled/5-to-1 is not" in one_sentence(captured.err)
     assert captured.out.splitlines()[-1] == "run/scores.json"
@@ -399,7 +405,10 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     finally:
         started.process.kill()
     assert (code, output) == (130, "")
-    assert one_sentence(errors) == "ensbridge: interrupted; run the same command again to go on"
+    assert (
+        one_sentence(errors)
+        == "ensbridge: interrupted; run the same command again, what it has saved is kept"
+    )
     recipe = digits()
     last = recipe.member_fit.total_steps(len(recipe.load().train))
     assert not list(started.out.glob(f"*/checkpoint-*{last}.safetensors"))  # no member was trained to its end

@@ -90,7 +90,7 @@ def test_bad_input_is_one_sentence_and_makes_nothing(
 
 @pytest.mark.usefixtures("small")
 def test_a_set_that_cannot_be_had_is_two_lines_and_exit_2(run: Run) -> None:
-    code, out, err = run("data", "get", "cifar10")
+    code, out, err = run("data", "get", "cifar10", "--quiet")
     assert (code, out) == (2, "")
     first, second = err.splitlines()
     assert first.startswith("ensbridge: 127.0.0.1:1 cannot be reached (Connection refused); asking npm")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import _sets
 from ensbridge.data import ImageSet, class_folders, open_splits
+from ensbridge.data.pictures import decode
 
-pytest.importorskip("PIL")
+Image = pytest.importorskip("PIL.Image")
 
 
 def image_folder(folder: Path, *parts: str, count: int = 12) -> Path:
@@ -102,3 +105,20 @@ def test_without_pillow_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.
         ValueError, match=re.escape("Pillow, which is missing; pip install 'ensbridge[data]'")
     ):
         open_splits(tmp_path)
+
+
+def test_pictures_are_read_as_they_are_meant_to_be_seen() -> None:
+    deep = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
+    assert np.array_equal(decode(_png(Image.fromarray(deep)), "deep")[..., 0], deep >> 8)
+    flat = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the orientation of a camera on its side
+    assert np.array_equal(decode(_png(Image.fromarray(flat), exif=turned), "turned"), np.rot90(flat, -1))
+    with pytest.raises(ValueError, match=r"numbers is no whole image \(its pixels are numbers without"):
+        decode(_png(Image.fromarray(deep.astype(np.float32)), "TIFF"), "numbers")
+
+
+def _png(image: Any, format: str = "PNG", **options: object) -> bytes:
+    held = io.BytesIO()
+    image.save(held, format, **options)
+    return held.getvalue()

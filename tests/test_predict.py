@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from PIL import Image
 from scipy.stats import entropy
 
 import ensbridge as eb
-from _saving import change, put, small
+from _saving import change, foreign, put, small
 from ensbridge import cli
 from ensbridge.methods import BridgeConfig
 from ensbridge.predicting import Pixels, open_image, predict_images
@@ -86,16 +87,41 @@ def test_a_bad_file_is_named_and_the_others_are_still_predicted(
     Image.fromarray(pixels()).save("good.png")
     Path("text.png").write_text("no image")
     Path("cut.png").write_bytes(Path("good.png").read_bytes()[:60])
-    Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)).save("deep.png")
-    assert command(monkeypatch, saved, "text.png", "good.png", "cut.png", "deep.png", "none.png", ".") == 2
+    Image.fromarray(np.full((8, 8), 40_000, dtype=np.float32)).save("float.tiff")
+    Path("folder").mkdir()
+    files = ["text.png", "good.png", "cut.png", "float.tiff", "none.png", "folder"]
+    assert command(monkeypatch, saved, *files) == 2
     captured = capsys.readouterr()
     assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["good.png"]
     problems = captured.err.splitlines()
-    expected = ("text.png is no image", "cut.png cannot be read", "more than 8 bits", "none.png cannot", ".")
+    expected = (
+        "text.png is no image that can be read; give a PNG or JPEG",
+        "cut.png cannot be read (",
+        "float.tiff cannot be read (its pixels are numbers without a known white); give a whole PNG",
+        "none.png does not exist; check its name",
+        "folder is a folder; give the image files in it, such as folder/*.png",
+    )
     assert len(problems) == len(expected)
     for line, words in zip(problems, expected, strict=True):
-        assert line.startswith("ensbridge: ")
-        assert words in line
+        assert line.startswith(f"ensbridge: {words}")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bits_become_8(channels: int, tmp_path: Path) -> None:
+    array = pixels(size=(8, 8))
+    Image.fromarray(array.astype(np.uint16) * 256 + 37).save(tmp_path / "deep.png")
+    image = open_image(tmp_path / "deep.png", (channels, 8, 8))
+    for channel in image:
+        assert channel.mul(255).round().numpy().astype(np.uint8).tolist() == array.tolist()
+
+
+def test_a_palette_with_transparency_needs_no_remark(tmp_path: Path) -> None:
+    Image.fromarray(pixels()).convert("P").save(tmp_path / "a.png", transparency=bytes([0, 128] * 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        image = open_image(tmp_path / "a.png", (3, 8, 8))
+    plain = np.asarray(Image.open(tmp_path / "a.png").convert("RGBA"))[..., :3]
+    assert image.mul(255).round().permute(1, 2, 0).numpy().astype(np.uint8).tolist() == plain.tolist()
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("P", 3), ("RGBA", 3), ("RGBA", 4)])
@@ -122,14 +148,22 @@ def test_pixels_are_normalised_as_the_user_says_and_never_by_guess() -> None:
     assert Pixels.of(fast, None, None) == Pixels()
     fast.pixel_range = (0.0, 1.005)
     assert Pixels.of(fast, None, None) == Pixels()
-    fast.pixel_range = (-2.1, 2.6)
-    with pytest.raises(ValueError, match=r"pixels from -2\.1 to 2\.6, .* with --mean and --std"):
-        Pixels.of(fast, None, None)
+    for own, remedy in (
+        ((-2.1, 2.6), r"pixels from -2\.1 to 2\.6, .* give the --mean and --std of its training, .*0\.485,"),
+        ((-1.0, 1.0), r"pixels from -1 to 1, .* --mean 0\.5 --std 0\.5 for -1 to 1$"),
+        ((0.0, 255.0), r"pixels from 0 to 255, files have 0 to 1; give --std 0\.003921569, which"),
+    ):
+        fast.pixel_range = own
+        with pytest.raises(ValueError, match=remedy):
+            Pixels.of(fast, None, None)
+    white = torch.ones(1, 3, 2, 2)
+    assert Pixels.of(fast, None, [0.003921569])(white).sub(255).abs().max() < 1e-4  # what was advised
+    assert Pixels.of(fast, [0.5], [0.5])(torch.stack([0 * white, white])).aminmax() == (-1, 1)
     images = torch.rand(2, 3, 4, 4)
     found = Pixels.of(fast, [0.5, 0.4, 0.3], [0.1, 0.2, 0.3])(images)
     for channel, (mean, std) in enumerate([(0.5, 0.1), (0.4, 0.2), (0.3, 0.3)]):
         torch.testing.assert_close(found[:, channel], (images[:, channel] - mean) / std)
-    with pytest.raises(ValueError, match="2 numbers were given for 3 channels"):
+    with pytest.raises(ValueError, match="mean has 2 numbers for 3 channels; give one, or one each"):
         Pixels((0.5, 0.5))(images)
 
 
@@ -138,7 +172,9 @@ def test_pixels_are_normalised_as_the_user_says_and_never_by_guess() -> None:
     [
         (["nothing", "a.png"], "nothing does not exist"),
         (["plain", "a.png"], "plain does not say what images it takes; give --image-shape"),
-        (["plain", "a.png", "--image-shape", "2,8,8"], "can be read for 1, 3 or 4 channels only"),
+        (["plain", "a.png", "a.png", "--image-shape", "2,8,8"], "can be read for 1, 3 or 4 channels only"),
+        (["other", "a.png", "--image-shape", "1,8,8"], "the model cannot take images of shape (1, 8, 8) ("),
+        (["model", "a.png", "--std", "1,2"], "std has 2 numbers for 3 channels"),
         (["model", "a.png", "--std", "0"], "std is (0.0,); it must be above 0"),
         (["model", "a.png", "--mean", "0.5,x"], "mean is '0.5,x'; give numbers with commas"),
         (["model", "a.png", "--device", "tpu"], "the device is 'tpu'"),
@@ -151,10 +187,11 @@ def test_bad_input_is_one_sentence(
     small(BridgeConfig()).save(tmp_path / "plain")
     small(BridgeConfig()).save(tmp_path / "named", image_shape=(3, 8, 8))
     change(tmp_path / "named", put("facts.class_names", list(NAMES[:2])))
+    foreign().save(tmp_path / "other", build="_tiny:batch_norm_member")
     (tmp_path / "model").symlink_to(saved)
     Image.fromarray(pixels()).save(tmp_path / "a.png")
     monkeypatch.chdir(tmp_path)
-    assert command(monkeypatch, *words) == 2
+    assert command(monkeypatch, *words, "--allow", "_tiny") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()

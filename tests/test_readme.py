@@ -1,9 +1,14 @@
-"""The README's Python runs as it stands."""
+"""The README's Python, and the guide to your own models with its commands, run as they stand."""
 
+import json
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
+
+from ensbridge import cli
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -33,17 +38,58 @@ def test_every_file_that_the_readme_links_exists() -> None:
         assert (README.parent / target).exists(), target
 
 
-def test_the_guide_to_your_own_models_runs(
+GUIDE = README.parent / "docs" / "your-own-models.md"
+
+
+def blocks(language: str) -> list[str]:
+    """What the guide has in that language, in its order."""
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+
+
+def follow(folder: Path) -> None:
+    """Run the guide's Python as a reader would: a block that begins with a file's name becomes that file."""
+    names: dict[str, object] = {}
+    for code in blocks("python"):
+        if own := re.match(r"# (\w+\.py)\n", code):
+            (folder / own[1]).write_text(code)
+        else:
+            exec(compile(code, GUIDE.name, "exec"), names)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, line: str) -> int:
+    """Run a line of the guide's console; bench as short as it can be."""
+    words = shlex.split(line, comments=True)
+    if words[1] == "bench":
+        words += ["--runtime", "eager", "--batch", "1", "--rounds", "1", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def test_the_guide_to_your_own_models_runs_with_every_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (README.parent / "docs" / "your-own-models.md").read_text()
-    names: dict[str, object] = {}
-    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        exec(compile(code, "your-own-models.md", "exec"), names)
+    monkeypatch.syspath_prepend(str(tmp_path))  # where a script finds the modules beside it
+    follow(tmp_path)
     printed = capsys.readouterr().out.splitlines()
     verdict = next(line for line in printed if line.startswith(("worth it", "not worth it")))
     assert verdict in (tmp_path / "model" / "README.md").read_text()
     scores = [line for line in printed if line.startswith(("source: accuracy", "this: accuracy"))]
     assert all(float(line.split()[2]) > 60 for line in scores)  # networks that have learnt something
-    assert (tmp_path / "model" / "model.onnx").exists()
+    assert (tmp_path / "model.onnx").exists()
+    (console,) = blocks("console")
+    outputs = []
+    for line in console.splitlines():
+        assert command(monkeypatch, line) == 0, line
+        outputs.append(capsys.readouterr().out)
+        plain = line.replace(" --allow my_nets", "")
+        assert plain != line
+        assert command(monkeypatch, plain) == 2  # a class of the reader's own is never imported unasked
+        assert "my_nets:SmallNet, which is not allowed" in capsys.readouterr().err
+    predicted, benched, exported = outputs
+    assert [json.loads(line)["image"] for line in predicted.splitlines()] == ["one.png", "two.png"]
+    assert "source + bridge" in benched
+    assert exported.startswith("model/model.onnx: ")

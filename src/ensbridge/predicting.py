@@ -6,12 +6,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ensbridge.data.pictures import pillow, upright
 from ensbridge.fast_ensemble import FastEnsemble
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names, by the channels of the model's images
 _SLACK = 0.01  # pixels a little outside [0, 1] come from resampling and rounding
@@ -53,10 +58,10 @@ class Pixels:
     def __call__(self, images: Tensor) -> Tensor:
         """The images (B, C, H, W), channel by channel."""
         mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
-        for each in (mean, std):
+        for name, each in (("mean", mean), ("std", std)):
             if len(each) not in (1, images.shape[1]):
                 raise ValueError(
-                    f"{len(each)} numbers were given for {images.shape[1]} channels; give one, or one each"
+                    f"{name} has {len(each)} numbers for {images.shape[1]} channels; give one, or one each"
                 )
         return (images - mean) / std
 
@@ -69,9 +74,22 @@ class Pixels:
         if low < -_SLACK or high > 1 + _SLACK:
             raise ValueError(
                 f"this model was trained with pixels from {low:.3g} to {high:.3g}, files have 0 to 1; "
-                "say how they are normalised with --mean and --std (0 and 1 leave them as they are)"
+                f"{_remedy(low, high)}"
             )
         return cls()
+
+
+def _remedy(low: float, high: float) -> str:
+    """The options that bring pixels from 0 to 1 into such a range."""
+    if low >= 0 and 200 < high <= 255:
+        return f"give --std {1 / 255:.9f}, which brings them to 0 to 255"
+    own = "the --mean and --std of its training"
+    if low >= -1 - _SLACK and high <= 1 + _SLACK:
+        return f"give {own}, such as --mean 0.5 --std 0.5 for -1 to 1"
+    return (
+        f"give {own}, such as --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 (--mean 0 --std 1 leaves "
+        "pixels as they are)"
+    )
 
 
 @torch.no_grad()
@@ -116,6 +134,8 @@ def predict_files(
     fast: FastEnsemble, paths: Sequence[Path], shape: Sequence[int], pixels: Pixels
 ) -> Iterator[tuple[Path, Prediction | str]]:
     """For each file in turn its prediction, or the sentence that says why there is none."""
+    pillow()  # what is missing for all of them is said once
+    _check_shape(shape)
     like = next(fast.source.parameters(), torch.zeros(1))
     for first in range(0, len(paths), BATCH):
         some = paths[first : first + BATCH]
@@ -124,7 +144,7 @@ def predict_files(
         made = {}
         if good:
             batch = pixels(torch.stack(list(good.values())).to(like.device, like.dtype))
-            made = dict(zip(good, predict_images(fast, batch), strict=True))
+            made = dict(zip(good, _predict(fast, batch), strict=True))
         for number, path in enumerate(some):
             image = opened[number]
             yield path, image if isinstance(image, str) else made[number]
@@ -134,29 +154,44 @@ def open_image(path: Path, shape: Sequence[int]) -> Tensor:
     """An image file as floats (C, H, W) from 0 to 1: its middle, brought to the size that the model takes.
 
     The largest part of the model's proportions around the middle is taken and resampled; an image that has
-    the size already stays as it is, pixel by pixel.
+    the size already stays as it is, pixel by pixel. Grey and colour become what the model takes, 16 bits
+    become 8, and transparency is left out, as the readers of data sets leave it out.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
-    if len(shape) != 3 or shape[0] not in _MODES:
-        raise ValueError(
-            f"the model takes images of shape {tuple(shape)}; files can be read for 1, 3 or 4 channels only"
-        )
+    _check_shape(shape)
     channels, height, width = shape
-    try:
-        with Image.open(path) as file:
-            if file.mode[0] in "IF":  # which would be cut at 255
-                raise ValueError("its pixels have more than 8 bits")
-            image = ImageOps.exif_transpose(file).convert(_MODES[channels])
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{path} is no image that can be read; give a PNG or JPEG") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"{path} cannot be read ({reason}); give a whole PNG or JPEG") from error
+    image = _decode(path, _MODES[channels])
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
     array = np.asarray(image, dtype=np.float32).reshape(height, width, channels)
     return torch.from_numpy(array / 255).permute(2, 0, 1)
+
+
+def _decode(path: Path, mode: str) -> Image:
+    """The file's picture, upright and in 8 bits; what is wrong with it is one sentence that names it."""
+    from PIL import Image, UnidentifiedImageError
+
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; check its name")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the image files in it, such as {path / '*.png'}")
+    try:
+        with Image.open(path) as file:
+            return upright(file, mode)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is no image that can be read; give a PNG or JPEG") from error
+    except PermissionError as error:
+        raise ValueError(f"{path} may not be read; check its permissions") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); give a whole PNG or JPEG of 8 bits") from error
+
+
+def _check_shape(shape: Sequence[int]) -> None:
+    if len(shape) != 3 or shape[0] not in _MODES:
+        raise ValueError(
+            f"the model takes images of shape {tuple(shape)}; files can be read for 1, 3 or 4 channels only"
+        )
 
 
 def _try_open(path: Path, shape: Sequence[int]) -> Tensor | str:
@@ -164,3 +199,15 @@ def _try_open(path: Path, shape: Sequence[int]) -> Tensor | str:
         return open_image(path, shape)
     except ValueError as error:
         return str(error)
+
+
+def _predict(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
+    """Predictions, or one sentence if the model is for images of another shape."""
+    try:
+        return predict_images(fast, images)
+    except RuntimeError as error:  # whatever a network makes of an image that is not for it
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"the model cannot take images of shape {tuple(images.shape[1:])} ({why}); give theirs, such as "
+            "--image-shape 3,32,32"
+        ) from error

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensbridge.benching.memory import cores, pinned
+from ensbridge.benching.memory import RESOLUTION, cores, pinned
 from ensbridge.benching.ratios import SPREAD, Ratio, quantile, ratio_of
 from ensbridge.benching.rounds import Clock, time_rounds
 from ensbridge.benching.runtimes import RUNTIMES, CannotRun, Runtime, ready
@@ -28,6 +28,7 @@ from ensbridge.saving import load
 
 ONE = "one member"
 Begin = Callable[[str, int], Callable[[int], None]]  # a stage by its name and steps; hears of steps done
+Tell = Callable[["Table"], None]  # hears of each table once it is measured
 LARGEST_BATCH = 2**16
 
 
@@ -38,7 +39,8 @@ class Row:
     model: str
     macs: int  # for one image
     params: int
-    memory: int | None  # bytes at the peak
+    memory: int | None  # bytes at the peak; None where it cannot be told
+    memory_below: int | None  # bytes that it is below, where that is all that can be told
     median: float  # seconds for one batch
     low: float  # 25th percentile of the rounds
     high: float  # 75th
@@ -82,9 +84,16 @@ class Benchmark:
             "a saved model has no other members, so k copies of its source, as slow as they, stand for DE-k"
         )
 
+    @property
+    def memory_means(self) -> str:
+        """What memory is here."""
+        coarse = f"the growth of the process, which is too coarse below {RESOLUTION / 1e6:g} MB"
+        how = "torch's count" if self.device == "cuda" else coarse
+        return f"memory is the weights and what a call needs beside them, by {how}"
+
     def to_json(self) -> dict[str, Any]:
-        """Everything in JSON's types; a ratio that is not claimed is null, with a reason."""
-        return {**asdict(self), "stand_ins": self.stand_ins}
+        """Everything in JSON's types; what is not claimed is null, with a reason or a bound."""
+        return {**asdict(self), "stand_ins": self.stand_ins, "memory_means": self.memory_means}
 
 
 def bench_folder(
@@ -112,13 +121,16 @@ def bench(
     rounds: int = 20,
     seconds: float = math.inf,
     begin: Begin = lambda name, total: lambda steps: None,
+    tell: Tell = lambda table: None,
     clock: Clock | None = None,
 ) -> Benchmark:
     """Measure one member, source + bridge and DE-2 … DE-M on images like `image` (1, …), on its device.
 
     Source and bridges are run as `prepare_for_inference` has them, in every runtime. MACs and parameters are
-    those of the model itself. Memory is the weights and what a call needs beside them: on the CPU by the
-    growth of the process, on a GPU by torch's count. A runtime that is missing or fails says so in its table.
+    those of the model itself. Memory is the weights and what a call needs beside them: on a GPU by torch's
+    count, on the CPU by how far the process's resident memory rises in a call, at its peak as the kernel has
+    it; since that differs by a part of a MB from run to run, less than 2 MB is told as that. `tell` gets each
+    table once it is measured. A runtime that is missing or fails says so in its table.
 
     >>> from ensbridge.methods import Bridge
     >>> from ensbridge.nets import TokenScore
@@ -126,7 +138,7 @@ def bench(
     >>> fast = FastEnsemble(source, [Bridge(TokenScore(3, 8, 8)).one_step()], feature="1", members=3)
     >>> found = bench(fast, torch.rand(1, 1, 4, 4), runtimes=["eager"], batches=[2], threads=1, rounds=1)
     >>> [row.model for row in found.tables[0].rows], found.tables[0].rows[1].ratio.reason
-    (['one member', 'source + bridge', 'DE-2', 'DE-3'], '1 rounds are too few; give at least 6')
+    (['one member', 'source + bridge', 'DE-2', 'DE-3'], '1 round: too few; give at least 6')
     """
     _check(runtimes, batches, rounds, seconds)
     threads = len(cores()) if threads is None else threads
@@ -139,6 +151,7 @@ def bench(
             for batch in dict.fromkeys(batches):
                 images = _images(image, batch)
                 tables.append(_table(runtime, models, costs, images, threads, rounds, seconds, begin, clock))
+                tell(tables[-1])
     return Benchmark(
         name,
         len(fast.bridges),
@@ -204,6 +217,8 @@ def _table(
     advance = begin(f"{words}: build", len(models))
     runners = {}
     try:
+        if runtime == "onnxruntime":  # once unmeasured: what the library takes at its first use is no model's
+            ready(runtime, models[ONE], images, threads)
         for name, model in models.items():
             runners[name] = ready(runtime, model, images, threads)
             advance(1)
@@ -216,8 +231,16 @@ def _table(
     for name, times in found.times.items():
         middle, low, high = (quantile(times, share) for share in (0.5, *SPREAD))
         ratio = None if name == ONE else ratio_of(times, found.times[ONE])
-        rows.append(Row(name, *costs[name], runners[name].memory, middle, low, high, ratio))
+        memory = _told(runners[name].memory, images.device)
+        rows.append(Row(name, *costs[name], *memory, middle, low, high, ratio))
     return Table(runtime, len(images), len(found.times[ONE]), found.calls, tuple(rows))
+
+
+def _told(memory: int | None, device: torch.device) -> tuple[int | None, int | None]:
+    """The memory, or else the bound that it is below: a process shows its growth coarsely, torch exactly."""
+    if memory is not None and memory < RESOLUTION and device.type == "cpu":
+        return None, RESOLUTION
+    return memory, None
 
 
 def _images(image: Tensor, batch: int) -> Tensor:

@@ -55,7 +55,7 @@ def ratio_of(times: Sequence[float], one: Sequence[float]) -> Ratio:
     interval = median_interval(ratios)
     reason = None
     if interval is None:
-        reason = f"{len(ratios)} rounds are too few; give at least {FEWEST}"
+        reason = f"{len(ratios)} round{'s' * (len(ratios) != 1)}: too few; give at least {FEWEST}"
     elif interval[0] <= 1 <= interval[1]:
         reason = f"its median, anything from ×{interval[0]:.2f} to ×{interval[1]:.2f}, cannot be told from ×1"
     elif interval[1] - interval[0] > abs(median - 1):

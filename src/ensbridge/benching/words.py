@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
@@ -13,26 +13,32 @@ COLUMNS = ("model", "ms", "middle half", "ratio (95 % interval)", "memory")
 COSTS = ("model", "MACs", "params")
 
 
-def rich_tables(found: Benchmark) -> list[RichTable]:
-    """What each model is, then a table for each runtime and batch size that could be measured."""
+def rich_table(table: Table) -> RichTable | str:
+    """The times of one runtime and batch size, or why there are none."""
+    return _rich(title(table), COLUMNS, map(cells, table.rows)) if table.rows else _why(table)
+
+
+def rich_costs(found: Benchmark) -> RichTable | None:
+    """What each model is, wherever it runs; None where nothing could be measured."""
     measured = [table for table in found.tables if table.rows]
-    tables = [_rich("one image", COSTS, [costs(row) for row in table.rows]) for table in measured[:1]]
-    return tables + [_rich(title(table), COLUMNS, [cells(row) for row in table.rows]) for table in measured]
+    return _rich("one image", COSTS, map(costs, measured[0].rows)) if measured else None
 
 
-def markdown(found: Benchmark) -> str:
-    """The tables of times as Markdown, with what could not be measured."""
-    lines: list[str] = []
-    for table in found.tables:
-        lines += ["", f"{title(table)}:" if table.rows else f"{title(table)}: {table.problem}.", ""]
-        if table.rows:
-            columns = (*COLUMNS, *COSTS[1:])
-            lines += [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-            lines += [f"| {' | '.join((*cells(row), *costs(row)[1:]))} |" for row in table.rows]
-    return "\n".join(lines).strip()
+def markdown(table: Table) -> str:
+    """One table as Markdown, or why there is none."""
+    if not table.rows:
+        return _why(table)
+    columns = (*COLUMNS, *COSTS[1:])
+    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+    lines += [f"| {' | '.join((*cells(row), *costs(row)[1:]))} |" for row in table.rows]
+    return "\n".join([f"{title(table)}:", "", *lines])
 
 
-def _rich(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
+def _why(table: Table) -> str:
+    return f"{title(table)}: {table.problem}."
+
+
+def _rich(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RichTable:
     table = RichTable(title=name, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
@@ -49,8 +55,11 @@ def title(table: Table) -> str:
     """
     if not table.rows:
         return f"{table.runtime}, batch {table.batch}"
-    calls = "1 call" if table.calls == 1 else f"{table.calls} calls"
-    return f"{table.runtime}, batch {table.batch} ({table.rounds} rounds of {calls})"
+    rounds, calls = (
+        f"{count} {name}{'s' * (count != 1)}"
+        for count, name in ((table.rounds, "round"), (table.calls, "call"))
+    )
+    return f"{table.runtime}, batch {table.batch} ({rounds} of {calls})"
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -60,8 +69,15 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{1e3 * row.median:.2f}",
         f"{1e3 * row.low:.2f} … {1e3 * row.high:.2f}",
         "×1" if row.ratio is None else str(row.ratio),
-        "—" if row.memory is None else f"{short(row.memory)}B",
+        memory(row),
     )
+
+
+def memory(row: Row) -> str:
+    """The memory of a row, a bound, or a dash where nothing is known."""
+    if row.memory is not None:
+        return f"{short(row.memory)}B"
+    return "—" if row.memory_below is None else f"< {short(row.memory_below)}B"
 
 
 def costs(row: Row) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def main() -> None:
         fail(str(error), code=1)
     except SystemExit as leaving:
         if leaving.code == 130:  # what typer makes of an interrupt
-            fail("interrupted; run the same command again to go on", code=130)
+            fail("interrupted; run the same command again, what it has saved is kept", code=130)
         raise
 
 
@@ -58,7 +58,7 @@ def common(
     """Ensemble quality for about 1.2 times the cost of one network."""
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
 def say(text: str) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from ensbridge.cli.base import Quiet, app, say
-from ensbridge.cli.models import Allow, ImageShape, Model, allowed
+from ensbridge.cli.models import Allow, Device, ImageShape, Model, allowed
 from ensbridge.progress import progress_bars
 
 
@@ -17,33 +17,49 @@ from ensbridge.progress import progress_bars
 def bench(
     model: Model,
     runtime: Annotated[
-        list[str] | None, typer.Option(help="eager, compiled or onnxruntime; may be repeated. All three.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="eager, compiled or onnxruntime; may be repeated. By default all three."
+        ),
     ] = None,
     batch: Annotated[
-        list[int] | None, typer.Option(help="Images in a batch; may be repeated. 1 and 128.")
+        list[int] | None,
+        typer.Option(metavar="IMAGES", help="Images in a batch; may be repeated. By default 1 and 128."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads, on as many cores: all that this process may use.")
+        int | None,
+        typer.Option(metavar="COUNT", help="Threads, on as many cores; by default all that there are."),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="How often each model is timed, 6 or more for ratios.")] = 20,
+    rounds: Annotated[
+        int, typer.Option(metavar="COUNT", help="How often each model is timed, 6 or more for ratios.")
+    ] = 20,
     seconds: Annotated[
-        float, typer.Option(help="No round begins after these, for each runtime and batch size.")
+        float,
+        typer.Option(metavar="SECONDS", help="No round begins after these, for each runtime and batch size."),
     ] = 180,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     image_shape: ImageShape = None,
     allow: Allow = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document at the end instead of tables.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Time one member, source + bridge and DE-2 … DE-M in one run, with MACs, parameters and memory.
+    """Time a model beside one network and ensembles.
+
+    With MACs, parameters and memory. "One member" is the model's source alone, DE-2 … DE-M are ensembles of
+    its copies, M the members that the model stands for. Each table is printed once it is measured. Compiling
+    may take minutes a model: --runtime eager --runtime onnxruntime leaves it out.
 
     Every round times all models, in a new order; ratios to one member are of the same round. A ratio whose
-    spread, or 95 % interval, is wider than the difference that it would claim is not printed.
+    spread, or 95 % interval, is wider than the difference that it would claim is not printed. Memory is the
+    weights and what a call needs beside them: on the CPU by the growth of the process, too coarse for less
+    than 2 MB.
 
-    Example: ensbridge bench runs/model --runtime onnxruntime --threads 2
+    Example: ensbridge bench zoo:cifar10 --runtime onnxruntime --threads 2
     """
     from ensbridge.benching import bench_folder
-    from ensbridge.benching.words import headline, rich_tables
+    from ensbridge.benching.words import headline, rich_costs, rich_table
     from ensbridge.devices import find_device
     from ensbridge.exporting import parse_shape
 
@@ -59,14 +75,14 @@ def bench(
             rounds=rounds,
             seconds=seconds,
             begin=bars.stage,
+            **({} if as_json else {"tell": lambda table: bars.show(rich_table(table))}),
         )
     if as_json:
         print(json.dumps(found.to_json(), indent=1))
         return
-    console = Console()
-    for table in rich_tables(found):
-        console.print(table)
+    if costs := rich_costs(found):
+        Console().print(costs)
     say(
-        f"{found.machine['device']}, {found.threads} threads; times are of one batch; {found.stand_ins}.\n\n"
-        f"{headline(found)}"
+        f"{found.machine['device']}, {found.threads} threads; times are of one batch; {found.stand_ins}; "
+        f"{found.memory_means}.\n\n{headline(found)}"
     )

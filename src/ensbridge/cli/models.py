@@ -10,34 +10,66 @@ import typer
 
 from ensbridge.cli.base import app, say
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder that FastEnsemble.save wrote.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Folder that FastEnsemble.save wrote, zoo:cifar10 (ships with ensbridge) or hf:user/name (hub).",
+    ),
+]
 Allow = Annotated[
     list[str] | None,
-    typer.Option(help="Package, or package.module:name, that may build a source; imported, so trust it."),
+    typer.Option(
+        metavar="NAME",
+        help="Module, or module:name, that may build a source that is not ensbridge's own, such as my_nets; "
+        "it is imported, also from the working folder, so trust it. May be repeated.",
+    ),
 ]
 ImageShape = Annotated[
-    str | None, typer.Option(help="Of one image, such as 3,32,32, where the model does not say.")
+    str | None,
+    typer.Option(
+        metavar="C,H,W", help="Shape of one image, such as 3,32,32; by default what the model says."
+    ),
 ]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
 
 
 @app.command()
 def predict(
     model: Model,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="PNG, JPEG or another image file.")],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Image files: PNG, JPEG, whatever Pillow reads.")
+    ],
     image_shape: ImageShape = None,
     mean: Annotated[
-        str | None, typer.Option(help="Taken from pixels of 0 to 1, one number or one a channel.")
+        str | None,
+        typer.Option(
+            metavar="NUMBERS",
+            help="Subtracted from pixels of 0 to 1: one number, or one a channel such as 0.49,0.48,0.45. "
+            "Only for a model whose training images were normalised.",
+        ),
     ] = None,
-    std: Annotated[str | None, typer.Option(help="That pixels are then divided by.")] = None,
+    std: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS",
+            help="What pixels are then divided by, alike; 0.003921569 for a model of pixels from 0 to 255.",
+        ),
+    ] = None,
     allow: Allow = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
-    """Print one line of JSON an image: label, probability, the source's own, entropy (nats), disagreement.
+    """Say what a model sees in image files.
 
-    An image of another size is cropped around its middle and resampled. Disagreement is the total variation
-    between the source's prediction and the model's: 0 where they are the same, 1 where nothing is shared.
+    One line of JSON an image: the label and its probability, the source's own, the entropy in nats, and the
+    disagreement, the total variation between the source's prediction and the model's: 0 where they are the
+    same, 1 where nothing is shared.
 
-    Example: ensbridge predict runs/model cat.png dog.jpg
+    An image of another size is cropped around its middle and resampled; grey and colour become what the model
+    takes, 16 bits become 8, and transparency is left out. A file that cannot be read is named on standard
+    error; the others are predicted all the same, and the exit code is 2.
+
+    Example: ensbridge predict zoo:cifar10 cat.png dog.jpg
     """
     from ensbridge.devices import find_device
     from ensbridge.exporting import image_like, parse_shape
@@ -61,14 +93,20 @@ def predict(
 @app.command()
 def export(
     model: Model,
-    to: Annotated[str, typer.Option(help="onnx, or pt2 (torch.export).")],
-    out: Annotated[Path | None, typer.Option(help="The file: model.onnx or model.pt2 in MODEL.")] = None,
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="onnx, or pt2 (torch.export).")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What to write; by default model.onnx or model.pt2 in MODEL."),
+    ] = None,
     image_shape: ImageShape = None,
     allow: Allow = None,
 ) -> None:
-    """Write a model as one file for other runtimes, once it was run again and gives the same logits.
+    """Write a model as one file for other runtimes.
 
-    Example: ensbridge export runs/model --to onnx --image-shape 3,32,32
+    The file takes batches of any size. It is run again beside the model on many inputs, and kept only if it
+    gives the same logits.
+
+    Example: ensbridge export zoo:cifar10 --to onnx --out cifar10.onnx
     """
     from ensbridge.exporting import export_folder, parse_shape
 

@@ -22,6 +22,23 @@ def pillow() -> Any:
     return Image
 
 
+def upright(picture: Any, mode: str) -> Any:
+    """A picture of Pillow's as it is meant to be seen, with 8 bits and the channels of `mode`.
+
+    16 bits become 8, and transparency is left out unless the mode has it.
+    """
+    from PIL import ImageOps
+
+    image = ImageOps.exif_transpose(picture)
+    if image.mode.startswith("I;16") or (image.mode == "I" and picture.format == "PNG"):
+        image = pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels are numbers without a known white")
+    if image.mode == "P":  # whose transparency Pillow wants to see on the way
+        image = image.convert("RGBA")
+    return image.convert(mode)
+
+
 def decode(content: bytes, where: str) -> np.ndarray:
     """The pixels (H, W, 3) of an image file; grey ones become colour, transparency is left out."""
     image = pillow()
@@ -32,7 +49,7 @@ def decode(content: bytes, where: str) -> np.ndarray:
                 width, height = picture.size
                 if width * height > _MOST_PIXELS:
                     raise ValueError(f"{width}×{height} pixels are too many")
-                return np.asarray(picture.convert("RGB"))
+                return np.asarray(upright(picture, "RGB"))
     except Exception as error:  # Pillow's decoders fail in many ways on damaged files
         what = " ".join(str(error).split())[:120]
         raise ValueError(f"{where} is no whole image ({what}); restore it, or take it out") from error

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ensbridge.nets import MapScore, ResNet, ScoreNet, Tail, TokenScore
+from ensbridge.nets import MapScore, Preprocessed, ResNet, ScoreNet, Tail, TokenScore
 from ensbridge.saving.reading import REMEDY, read_arguments, short
 
 # All that a file may name without the caller's leave. Looked up, never imported.
@@ -84,10 +84,15 @@ def by_recipe(net: nn.Module, build: str, arguments: Mapping[str, Any] | None) -
         ) from error
     if build.partition(":")[0] == "__main__":
         raise ValueError(f"build is {build!r}, which no other program can import; move it into a module")
+    if not _PATH.fullmatch(build):
+        raise ValueError(f"build is {short(build)}; give such as 'package.module:name'")
     found = Architecture(name, build, plain)
-    made = on_meta(found.builder([build], "build"), limit=len(net.state_dict()))
+    made = on_meta(found.builder([build], "the source"), limit=len(net.state_dict()))
     if not same_plan(made, net):
-        raise ValueError(f"build {build!r} with these arguments does not make the source; check both")
+        wrapped = ", and let it return a Preprocessed" if isinstance(net, Preprocessed) else ""
+        raise ValueError(
+            f"build {build!r} with these arguments does not make the source; check both{wrapped}"
+        )
     return found
 
 
@@ -156,14 +161,14 @@ def _find(build: str, allow: Collection[str], where: str) -> Callable[..., objec
         raise ValueError(f"{where}.build is {short(build)}, expected such as 'package.module:name'; {REMEDY}")
     module, _, name = build.partition(":")
     exact = build in allow
-    remedy = f"if you trust it, pass allow=[{build!r}], or pass the network as source="
+    remedy = f"if you trust it, pass allow=[{build!r}] (--allow {build}), or the network as source="
     if not exact and not _inside(module, allow):
         raise ValueError(f"{where} is built by {build}, which is not allowed; {remedy}")
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            f"{where} is built by {build}, which cannot be imported ({error}); install it"
+            f"{where} is built by {build}, which cannot be imported ({error}); install it, or go where it is"
         ) from error
     is_net = inspect.isclass(found) and issubclass(found, nn.Module)
     if not is_net and not inspect.isfunction(found):

@@ -50,7 +50,7 @@ class BridgeDescription:
         network = Architecture.of(bridge.score if walks else bridge.net)
         if network.build is None:
             raise ValueError(
-                f"the network of bridge {number} is a {network.name}, which a file cannot describe; "
+                f"the network of bridge {number} is of class {network.name}, which a file cannot describe; "
                 "bridges are saved with a ScoreNet or a Tail as it was built"
             )
         return cls("diffusion", network, bridge.times, bridge.config) if walks else cls("feature", network)
@@ -146,7 +146,7 @@ class Description:
             builds: list[Build] = [lambda: source]
         elif self.source.build is None:
             raise ValueError(
-                f"{where.parent} was saved with a {self.source.name} as its source, which a file cannot "
+                f"{where.parent} was saved with a source of class {self.source.name}, which a file cannot "
                 "describe; in Python pass an instance of it, load(folder, source=net), or save it with "
                 "build='package.module:function' and allow that"
             )
