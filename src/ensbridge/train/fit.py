@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ensbridge.train.ema import Average
 from ensbridge.train.engine import Engine
 from ensbridge.train.optimizers import Configs, Optimizers, shared_config
 from ensbridge.train.shared import SharedStep
+from ensbridge.train.state import State
 from ensbridge.train.step import AbstractStep
 from ensbridge.train.stepping import StepKind, step_kinds, steps_that_work
 
@@ -88,7 +88,7 @@ def fit(
         engine.begin(student, described)
     optimizers = Optimizers(method, config, total, captured=data.images.is_cuda)
     average = Average(student, method.averages())
-    state = _State(student, optimizers, average)
+    state = State(student, optimizers, average)
     folder: RunFolder | None = None
 
     def take_up() -> tuple[dict[str, Tensor], dict[str, str]] | None:
@@ -104,7 +104,8 @@ def fit(
         raise Unfinished(f"{run_dir} is at step {state.step} of {total}")
     if folder:
         folder.rewind_log(state.step)
-    begun, loss = state.step, math.nan
+    run = _Run(own, total, state, folder, run_dir, progress, deadline, engine)
+    begun = state.step
     stepper: AbstractStep | None = None
     try:
         if begun < total:
@@ -116,30 +117,7 @@ def fit(
                 stepper = steps_that_work(kinds, parts, state.put_back())
         if found:
             state.load(found[0])
-        if begun == total and progress:
-            progress(total, total, loss)
-        while stepper and state.step < total:
-            stop = min(state.step + stepper.stride, total, *_next_marks(own, state.step))
-            state.add(stepper.run(state.step, stop), stop)
-            loss = sum(state.means().values())
-            if run_dir is not None and (stop == total or stop % own.log_every == 0):
-                means = state.means() if len(state.sums) > 1 else {}
-                line = {"step": stop, "images": stop * own.batch_size, "loss": loss}
-                if folder:
-                    folder.log(line | ({"losses": means} if means else {}))
-                state.forget()
-            late = deadline is not None and stop < total and time.monotonic() >= deadline
-            if engine and deadline is not None:
-                late = engine.any(late)
-            if folder and (late or stop == total or stop % own.checkpoint_every == 0 or folder.is_due()):
-                state.save(folder)
-            if late:
-                state.settle()
-                if engine:
-                    engine.wait()  # for the checkpoint
-                raise OutOfTime(f"{'it' if run_dir is None else Path(run_dir)} is at step {stop} of {total}")
-            if progress:
-                progress(stop, total, loss)
+        loss = run.go(stepper)
     finally:
         if stepper:
             stepper.close()
@@ -148,6 +126,58 @@ def fit(
         engine.wait()  # for the last checkpoint
     state.settle()
     return FitResult(total, begun, loss)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A training under way: what is written and said of it between two spans of steps."""
+
+    config: FitConfig
+    total: int
+    state: State
+    folder: RunFolder | None  # of the process that writes
+    run_dir: Path | str | None
+    progress: Progress | None
+    deadline: float | None
+    engine: Engine | None
+
+    def go(self, stepper: AbstractStep | None) -> float:
+        """Take all steps that are left; the mean loss since the last log line, nan where there were none."""
+        state, loss = self.state, math.nan
+        if self.progress and state.step == self.total:
+            self.progress(self.total, self.total, loss)
+        while stepper and state.step < self.total:
+            stop = min(state.step + stepper.stride, self.total, *_next_marks(self.config, state.step))
+            state.add(stepper.run(state.step, stop), stop)
+            loss = sum(state.means().values())
+            self._write(stop, loss)
+            if self.progress:
+                self.progress(stop, self.total, loss)
+        return loss
+
+    def _write(self, stop: int, loss: float) -> None:
+        """Write what is due after a step; at the deadline the last, and no more."""
+        config, state, last = self.config, self.state, stop == self.total
+        if self.run_dir is not None and (last or stop % config.log_every == 0):
+            if self.folder:
+                line = {"step": stop, "images": stop * config.batch_size, "loss": loss}
+                self.folder.log(line | ({"losses": state.means()} if len(state.sums) > 1 else {}))
+            state.forget()
+        late = self._is_late(stop)
+        if self.folder and (late or last or stop % config.checkpoint_every == 0 or self.folder.is_due()):
+            state.save(self.folder)
+        if late:
+            state.settle()
+            if self.engine:
+                self.engine.wait()  # for the checkpoint
+            where = "it" if self.run_dir is None else Path(self.run_dir)
+            raise OutOfTime(f"{where} is at step {stop} of {self.total}")
+
+    def _is_late(self, stop: int) -> bool:
+        if self.deadline is None:
+            return False
+        late = stop < self.total and time.monotonic() >= self.deadline
+        return self.engine.any(late) if self.engine else late
 
 
 def seems_finished(run_dir: Path | str, config: FitConfig, images: int) -> bool:
@@ -187,70 +217,3 @@ def _describe(method: AbstractMethod, data: ImageSet, config: Configs) -> dict[s
     else:
         fit_config = {name: describe_config(each) for name, each in config.items()}
     return {"fit": fit_config, "data": data.fingerprint(), "method": method.describe()}
-
-
-class _State:
-    """Everything that a resumed run needs: weights, their average, the optimisers' memory, the step."""
-
-    def __init__(self, student: torch.nn.Module, optimizers: Optimizers, average: Average) -> None:
-        self.student, self.optimizers, self.average = student, optimizers, average
-        self.step = 0
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin the losses' means anew."""
-        self.sums: dict[str, float] = {}
-        self.count = 0
-
-    def add(self, sums: Mapping[str, float], step: int) -> None:
-        """Add the losses of the steps up to `step`."""
-        for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        self.count, self.step = self.count + step - self.step, step
-
-    def means(self) -> dict[str, float]:
-        """The losses' means since they were forgotten."""
-        return {name: value / self.count for name, value in self.sums.items()}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All of it but the counts, under names of its parts."""
-        parts = {
-            "student": self.student.state_dict(),
-            "average": self.average.tensors,
-            "optimizer": self.optimizers.tensors(),
-        }
-        return {f"{part}/{name}": each for part, tensors in parts.items() for name, each in tensors.items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up saved tensors, in place where they exist: a captured step goes on using the same memory."""
-        parts: dict[str, dict[str, Tensor]] = {"student": {}, "average": {}, "optimizer": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition("/")
-            parts[part][rest] = tensor
-        self.student.load_state_dict(parts["student"])
-        self.average.load(parts["average"])
-        self.optimizers.load(parts["optimizer"])
-
-    def put_back(self) -> Callable[[], None]:
-        """What brings everything back to how it is now."""
-        before = {name: tensor.clone() for name, tensor in self.tensors().items()}
-        buffers = [(buffer, buffer.clone()) for buffer in self.student.buffers()]  # also those not saved
-
-        def restore() -> None:
-            self.load(before)
-            for buffer, then in buffers:
-                buffer.copy_(then)
-
-        return restore
-
-    def settle(self) -> None:
-        """Leave the student with its averaged weights."""
-        self.student.load_state_dict({**self.student.state_dict(), **self.average.tensors})
-
-    def save(self, folder: RunFolder) -> None:
-        counts = {"step": self.step, "count": self.count, "sums": self.sums}
-        folder.save(self.step, self.tensors(), {name: json.dumps(value) for name, value in counts.items()})
-
-    def read_metadata(self, metadata: Mapping[str, str]) -> None:
-        counts = {name: json.loads(metadata[name]) for name in ("step", "count", "sums")}
-        self.step, self.count, self.sums = counts["step"], counts["count"], counts["sums"]
