@@ -1,0 +1,82 @@
+"""The switches of a bridge on CIFAR-10, one at a time, side by side on one GPU; validation images alone.
+
+    python results/ablate_cifar10.py DATA.npz OUT --weights FOLDER --run FOLDER [--epochs 80] [--mixup 0.4]
+
+Every bridge reads member 1 and learns from members 1 to 3, from the same start, on the same batches. Mixup
+decides the batches, so another value is another run. Killed, it goes on from the folder of --run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from run_cifar10 import CROP, DEVICE, load, load_members, measure, progress
+
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.methods import BridgeConfig, DiffusionBridge, Together
+from ensbridge.nets import ScoreNet
+from ensbridge.recipes.recipe import build
+from ensbridge.schedule import TemperatureLaw
+from ensbridge.train.config import FitConfig, derive_seed
+from ensbridge.train.fit import fit
+
+BASE = BridgeConfig(temperature=TemperatureLaw(base=2.0), ema=0.9995)
+SWITCHES: dict[str, BridgeConfig] = {
+    "KL": BASE,
+    "T = 1": replace(BASE, temperature=TemperatureLaw(base=1.0)),
+    "T = 4": replace(BASE, temperature=TemperatureLaw(base=4.0)),
+    "T without spread": replace(BASE, temperature=TemperatureLaw(base=2.0, spread=0.0)),
+    "shorter average": replace(BASE, ema=0.99),
+    "sees Z_t": replace(BASE, z_input="informative"),
+    "not centred": replace(BASE, centre=False),
+}
+RATES = {"rate / 2": 0.5, "rate × 2": 2.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--weights", type=Path, required=True, help="the folder of the members")
+    parser.add_argument("--run", type=Path, required=True, help="the folder of the checkpoints")
+    parser.add_argument("--epochs", type=float, default=80)
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--mixup", type=float, default=0.4)
+    parser.add_argument("--only", nargs="+", help="some of the switches")
+    parser.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    data, ensemble = load(options.data, options.limit), load_members(options.weights).first(3)
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    def method(
+        config: BridgeConfig, loss: Literal["kl", "bridge"] = "kl", target: tuple[int, ...] = (0, 1, 2)
+    ) -> DiffusionBridge:
+        score = build(lambda: ScoreNet.cifar10(z_input=config.z_input), derive_seed(0, "score"))
+        return DiffusionBridge(ensemble, score.to(DEVICE), loss=loss, target=target, config=config)
+
+    plain = FitConfig(
+        options.epochs,
+        options.batch,
+        options.lr,
+        augment=replace(CROP, mixup=options.mixup),
+        log_every=800,
+        checkpoint_every=800,
+    )
+    methods = {name: method(config) for name, config in SWITCHES.items()}
+    methods |= {name: method(BASE) for name in RATES}
+    methods |= {"bridge's own loss": method(BASE, "bridge"), "control": method(BASE, target=(0,))}
+    methods = {name: each for name, each in methods.items() if name in (options.only or methods)}
+    configs = {name: replace(plain, lr=plain.lr * RATES.get(name, 1.0)) for name in methods}
+    fit(Together(dict(methods)), data.train.without_labels(), configs, options.run, progress("switches"))
+    models: dict[str, torch.nn.Module] = {name: FastEnsemble.of(each) for name, each in methods.items()}
+    measure(options.out, f"switches-mixup{options.mixup:g}", ensemble, models, data, final=False)
+
+
+if __name__ == "__main__":
+    main()
