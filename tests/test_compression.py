@@ -191,7 +191,7 @@ NUMBER, WHOLE = "it must be a finite number above 0", "it must be a whole number
         ({"precision": torch.float16}, "precision is torch.float16; it must be one of"),
         ({"augment": nn.Identity()}, "augment is a Identity; give an ensbridge.data.Augment"),
         ({"preprocess": [None]}, "preprocess has 1 entries for 2 members; give one each, or None"),
-        ({"preprocess": 5}, "preprocess has no list of entries for 2 members"),
+        ({"preprocess": 5}, "preprocess is a int; give a list, with a function or None for each"),
         ({"preprocess": torch.abs}, "preprocess is one function; give a list, with a function or None for"),
         ({"preprocess": [None, 0.5]}, "preprocess has 0.5 for member 2; give a function of images, or None"),
     ],
@@ -294,7 +294,7 @@ def test_members_that_are_given_twice_or_cannot_take_the_images_are_named() -> N
         quick([member, other])
     with pytest.raises(ValueError, match=r"shape \(8, 8, 3\) .* with \.permute\(0, 3, 1, 2\)"):
         quick([member, _tiny.member(1)], IMAGES.permute(0, 2, 3, 1))
-    with pytest.raises(ValueError, match=r"torch\.float64 .* with \.float\(\)"):
+    with pytest.raises(ValueError, match=r"torch\.float64 .* give images as torch\.float32"):
         quick([member, _tiny.member(1)], IMAGES.double())
 
 
@@ -316,6 +316,8 @@ class Wrong(nn.Module):
         (lambda x: x / 0, "member 2 returns logits that are not finite"),
         (lambda x: x[:, :1], r"member 2 returns \(8, 1\) for 8 images"),
         (lambda x: x[:, :, None], r"member 2 returns \(8, 3, 1\) for 8 images"),
+        (lambda x: x[:, :2], "member 2 has 2 classes, the first 3; all must have the same"),
+        (lambda x: (x, x), "member 2: a network returned a tuple; it must return logits"),
     ],
 )
 def test_what_is_no_classifier_is_named(output: Callable[[Tensor], Tensor], words: str) -> None:
@@ -328,12 +330,18 @@ def test_what_is_no_classifier_is_named(output: Callable[[Tensor], Tensor], word
     [
         ((IMAGES, LABELS + 1), {}, "val has labels from 1 to 3; the members' are 0 to 2"),
         (IMAGES[:, :, 1:], {}, r"val has images of shape \(3, 7, 8\), train of \(3, 8, 8\)"),
+        (255 * IMAGES, {}, r"val has pixels from .* to 25\d, train from .*; give them alike"),
         (None, {"max_minutes": 1}, "epochs and max_minutes were both given"),
     ],
 )
 def test_what_would_fail_after_training_is_refused_before(val: Any, options: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         quick([_tiny.member(0), _tiny.member(1)], val=val, **options)
+
+
+def test_images_of_another_type_than_the_weights_are_named() -> None:
+    with pytest.raises(ValueError, match=r"give images as torch.float16, as its weights are"):
+        quick([_tiny.member(0).half(), _tiny.member(1).half()])
 
 
 def test_a_few_images_calibrate_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from _saving import assert_same, bridge, change, foreign, model, put
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge
 from ensbridge.methods.bridge_network import FeatureBridge
+from ensbridge.nets import Preprocessed
 from ensbridge.saving import architecture
 
 # ------------------------------------------------------------------------------ sources that are not ours
@@ -100,6 +101,19 @@ def test_a_source_that_does_not_fit_is_refused_and_left_as_it_was(tmp_path: Path
         assert not before or _tiny.same(before, net.state_dict())  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"config.json: feature '0' is not a module of the source"):
         eb.load(tmp_path, source=nn.Sequential(nn.Sequential()).append(nn.Linear(1, 1))[1:1])
+
+
+def test_a_source_behind_preprocessing_is_asked_for_with_it(tmp_path: Path) -> None:
+    def double(images: Tensor) -> Tensor:
+        return 2 * images
+
+    fast = FastEnsemble(Preprocessed(_tiny.batch_norm_member(), double), [bridge()], "net.0")
+    fast.eval().save(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"source is a Sequential, and the model was compressed with preproc"
+    ):
+        eb.load(tmp_path, source=_tiny.batch_norm_member(9))
+    assert_same(eb.load(tmp_path, source=Preprocessed(_tiny.batch_norm_member(9), double)), fast)
 
 
 def test_a_source_of_another_name_is_pointed_out(tmp_path: Path) -> None:
@@ -270,6 +284,7 @@ def test_a_recipe_is_tried_before_anything_is_written(package: str, tmp_path: Pa
         (f"{package}.models:measuring", {"seed": 1}, "cannot be built"),
         (f"{package}.models", {}, "build is .*; give such as 'package.module:name'"),
         ("__main__:make_net", {}, "no other program can import"),
+        (nn.Linear, {}, "give its import path as text, such as 'my_nets:Net'"),
         (None, {"seed": 1}, "arguments were given without build"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -313,3 +313,13 @@ def test_a_source_in_double_precision_is_compressed() -> None:
         members, _tiny.images(16).double(), feature="layer1.0", budget=3.0, epochs=1, quiet=True
     )
     assert fast(_tiny.images(2).double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("width", [4, 7, 11, 16])
+def test_the_budget_that_is_advised_is_enough(width: int) -> None:
+    net = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU(), nn.AvgPool2d(6), nn.Flatten(), nn.Linear(width, 3))
+    image = torch.rand(1, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"the cheapest makes ×[\d.]+; raise budget") as caught:
+        choose_site(net, image, "1", budget=1.001)
+    advised = float(str(caught.value).split("×")[-1].split(";")[0])
+    assert choose_site(net, image, "1", budget=advised).macs_ratio <= advised

@@ -210,20 +210,30 @@ def _preprocessed(
 def _try_members(ensemble: Ensemble, data: ImageSet) -> None:
     """Run a few images through each member, so that what cannot work is named before anything is trained."""
     images = data.batch(torch.arange(min(TRIED, len(data)), device=data.images.device))[0]
+    classes = 0
     for number, member in enumerate(ensemble.members, 1):
         try:
             with torch.no_grad():
-                logits = read_logits(member(images))
+                output = member(images)
         except Exception as error:  # whatever a network makes of an image that is not for it
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(
                 f"member {number} cannot take images of {images.dtype} and shape {tuple(images.shape[1:])} "
-                f"({reason}); {_remedy(images)}"
+                f"({reason}); {_remedy(images, member)}"
             ) from error
+        try:
+            logits = read_logits(output)
+        except ValueError as error:
+            raise ValueError(f"member {number}: {error}") from error
         if logits.ndim != 2 or logits.shape[1] < 2:
             raise ValueError(
                 f"member {number} returns {tuple(logits.shape)} for {len(images)} images; it must return "
                 "logits of shape (images, classes), of 2 classes or more"
+            )
+        classes = classes or logits.shape[1]
+        if logits.shape[1] != classes:
+            raise ValueError(
+                f"member {number} has {logits.shape[1]} classes, the first {classes}; all must have the same"
             )
         if not logits.isfinite().all():
             raise ValueError(f"member {number} returns logits that are not finite; check its weights")
@@ -232,9 +242,10 @@ def _try_members(ensemble: Ensemble, data: ImageSet) -> None:
             raise ValueError(f"member {number} returns probabilities; give it without its softmax")
 
 
-def _remedy(images: Tensor) -> str:
-    if images.dtype == torch.float64:
-        return "give images as float32, with .float()"
+def _remedy(images: Tensor, member: nn.Module) -> str:
+    dtype = next((each.dtype for each in member.parameters() if each.is_floating_point()), images.dtype)
+    if images.dtype != dtype:
+        return f"give images as {dtype}, as its weights are"
     if images.shape[-1] in (1, 3, 4) and images.shape[1] not in (1, 3, 4):
         return "give images as (images, channels, height, width), with .permute(0, 3, 1, 2)"
     return "give the function that prepares them for it in preprocess="
@@ -247,6 +258,10 @@ def _try_validation(source: nn.Module, train: ImageSet, val: ImageSet | None) ->
     if val.images.shape[1:] != train.images.shape[1:]:
         shapes = [tuple(each.images.shape[1:]) for each in (val, train)]
         raise ValueError(f"val has images of shape {shapes[0]}, train of {shapes[1]}; give them alike")
+    (low, high), (least, most) = _pixel_range(train), _pixel_range(val)
+    if not 0.02 <= (most - least + 1e-6) / (high - low + 1e-6) <= 50:  # such as 0 to 255 beside 0 to 1
+        ranges = f"val has pixels from {least:.3g} to {most:.3g}, train from {low:.3g} to {high:.3g}"
+        raise ValueError(f"{ranges}; give them alike")
     if val.labels is not None:
         image = val.batch(torch.zeros(1, dtype=torch.long, device=val.images.device))[0]
         with torch.no_grad():

@@ -61,8 +61,11 @@ def with_preprocessing(
     """The members behind their own preprocessing, where one is given for them."""
     if preprocess is None:
         return list(members)
-    if not isinstance(preprocess, Sequence) or len(preprocess) != len(members):
-        count = len(preprocess) if isinstance(preprocess, Sequence) else "no list of"
-        raise ValueError(f"preprocess has {count} entries for {len(members)} members; give one each, or None")
+    if not isinstance(preprocess, Sequence):
+        kind = type(preprocess).__name__
+        raise ValueError(f"preprocess is a {kind}; give a list, with a function or None for each member")
+    if len(preprocess) != len(members):
+        counts = f"{len(preprocess)} entries for {len(members)} members"
+        raise ValueError(f"preprocess has {counts}; give one each, or None")
     pairs = zip(members, preprocess, strict=True)
     return [member if own is None else Preprocessed(member, own) for member, own in pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,7 +143,7 @@ def choose_site(
             "the source has no feature there that a bridge can read; name a module that returns a map, "
             "tokens or a vector"
         )
-    cheapest = 1 + bridges * min(prices) / whole
+    cheapest = math.ceil(100 * (1 + bridges * min(prices) / whole)) / 100  # rounded up: it is to be followed
     raise ValueError(
         f"no bridge fits ×{budget:g} the source's cost: the cheapest makes ×{cheapest:.2f}; raise budget to "
         "that, or name another feature"

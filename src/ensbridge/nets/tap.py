@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -94,12 +95,13 @@ def run_tapped(net: nn.Module, images: Tensor, *features: str) -> tuple[Tensor, 
     """
     net = uncompiled(net) if features else net
     caught: dict[str, list[Tensor]] = {feature: [] for feature in features}
-    own = threading.get_ident()
+    compiling = torch.compiler.is_compiling()  # which knows of no threads
+    own = 0 if compiling else threading.get_ident()
 
     def catch(feature: str) -> Hook:
         def hook(_module: nn.Module, _inputs: object, output: object) -> None:
             # Another thread that runs the same network meanwhile passes here too; its feature is not ours.
-            if threading.get_ident() == own:
+            if compiling or threading.get_ident() == own:
                 caught[feature].append(_read_feature(output, feature))
 
         return hook

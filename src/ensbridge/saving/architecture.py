@@ -76,6 +76,8 @@ def same_plan(one: nn.Module, other: nn.Module) -> bool:
 def by_recipe(net: nn.Module, build: str, arguments: Mapping[str, Any] | None) -> Architecture:
     """Describe a network by the user's own import path, which is tried before it is believed."""
     name = Architecture.of(net).name
+    if not isinstance(build, str):
+        raise ValueError(f"build is {build!r}; give its import path as text, such as 'my_nets:Net'")
     try:
         plain = json.loads(json.dumps(dict(arguments or {}), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

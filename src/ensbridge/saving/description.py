@@ -16,7 +16,7 @@ from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import read_json
 from ensbridge.methods.bridge_network import FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, BridgeConfig
-from ensbridge.saving.architecture import Architecture, Build
+from ensbridge.saving.architecture import OURS, Architecture, Build
 from ensbridge.saving.reading import REMEDY, read, short
 
 FORMAT, VERSION = "ensbridge.FastEnsemble", 1
@@ -153,10 +153,12 @@ class Description:
         else:
             builds = [self.source.builder(allow, f"{where}: source")]
         for number, bridge in enumerate(self.bridges):
-            if bridge.network.build is None:
-                raise ValueError(f"{where}: bridges[{number}].network has no 'build'; {REMEDY}")
-            # What the caller allows is for the source: bridges are always ours.
-            builds.append(bridge.network.builder((), f"{where}: bridges[{number}].network"))
+            place, build = f"{where}: bridges[{number}].network", bridge.network.build
+            if build is None:
+                raise ValueError(f"{place} has no 'build'; {REMEDY}")
+            if build not in OURS:  # what the caller allows is for the source
+                raise ValueError(f"{place} is built by {short(build)}, which is not allowed there; {REMEDY}")
+            builds.append(bridge.network.builder((), place))
         return builds
 
     def assemble(self, source: nn.Module, networks: list[nn.Module], where: Path) -> FastEnsemble:

@@ -14,6 +14,7 @@ from torch import nn
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.fidelity import Fidelity
 from ensbridge.files import open_folder, read_json, write_atomically
+from ensbridge.nets import Preprocessed
 from ensbridge.saving.architecture import Architecture, by_recipe, on_cpu, on_meta
 from ensbridge.saving.card import MARK, write_card
 from ensbridge.saving.description import Description, Facts, is_ours, read_description
@@ -156,6 +157,11 @@ def _check_source(source: nn.Module, description: Description) -> None:
     if any(tensor.is_meta for tensor in (*source.parameters(), *source.buffers())):
         raise ValueError("source has tensors on the meta device, which hold nothing; build it on the CPU")
     saved = description.source.name.rpartition(".")[2]
+    if saved == Preprocessed.__name__ and not isinstance(source, Preprocessed):
+        raise ValueError(
+            f"source is a {type(source).__name__}, and the model was compressed with preprocess=; pass "
+            "source=ensbridge.nets.Preprocessed(net, function)"
+        )
     if type(source).__name__ != saved:
         warnings.warn(
             f"the saved source was a {saved}, the given one is a {type(source).__name__}; check that they "
