@@ -6,7 +6,7 @@ import copy
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral, Real
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ensbridge.data.augment import Augment
 from ensbridge.data.loader import Data, ImageSet, collect
 from ensbridge.devices import find_device
-from ensbridge.ensemble import Ensemble, list_members, member_groups
+from ensbridge.ensemble import Ensemble, checked_members, member_groups, try_members
 from ensbridge.evaluation import predict
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import read_json
@@ -89,7 +89,7 @@ def compress(
     _check_numbers(budget=budget, bridges=bridges)
     budget, bridges = float(budget), int(bridges)
     say: Say = (lambda _: None) if quiet else (lambda text: print(f"ensbridge: {text}", file=sys.stderr))
-    nets = _checked_members(members)
+    nets = checked_members(members, "compress")
     _check_source(nets[0], feature)
     groups = member_groups(len(nets), bridges)
     wrapped = _preprocessed(nets, preprocess)
@@ -101,7 +101,7 @@ def compress(
         train_set, val_set = train_set.to(place), None if val_set is None else val_set.to(place)
         ensemble = Ensemble(wrapped).eval()
         image = train_set.batch(torch.zeros(1, dtype=torch.long, device=place))[0]
-        _try_members(ensemble, train_set)
+        try_members(ensemble, next(train_set.batches(TRIED))[0])
         _try_validation(ensemble.source, train_set, val_set)
         site = choose_site(ensemble.source, image, feature, budget, bridges)
         say(site.words)
@@ -162,26 +162,6 @@ def _check_numbers(**numbers: Any) -> None:
             raise ValueError(f"{name} is {value!r}; it must be a {kind} number above {least}")
 
 
-def _checked_members(members: Iterable[nn.Module] | Ensemble) -> list[nn.Module]:
-    """The members, which are several networks."""
-    kind = type(members).__name__
-    if isinstance(members, Mapping | Set | nn.ModuleDict):
-        raise ValueError(f"members is a {kind}; give a list, with the network that is to be kept first")
-    if isinstance(members, nn.Module) and not isinstance(members, Ensemble | nn.ModuleList):
-        raise ValueError(f"members is one network, a {kind}; give a list of at least 2")
-    if isinstance(members, str) or not isinstance(members, Iterable | Ensemble):
-        raise ValueError(f"members is a {kind}; give a list of networks")
-    nets = list_members(members if isinstance(members, Ensemble) else list(members))
-    if len(nets) < 2:
-        raise ValueError(f"{len(nets)} members were given to compress; an ensemble needs at least 2")
-    for number, net in enumerate(nets, 1):
-        if not isinstance(net, nn.Module):
-            raise ValueError(f"member {number} is a {type(net).__name__}; give networks, nn.Module")
-    if len(set(nets)) < len(nets):
-        raise ValueError("the same network was given twice to compress; give members that differ")
-    return nets
-
-
 def _check_source(source: nn.Module, feature: str | None) -> None:
     """Refuse a feature that is not there, and scripted modules, whose outputs cannot be read."""
     read = source.modules() if feature is None else (source, find_module(source, feature))
@@ -205,50 +185,6 @@ def _preprocessed(
                 f"preprocess has {own!r} for member {number}; give a function of images, or None"
             )
     return wrapped
-
-
-def _try_members(ensemble: Ensemble, data: ImageSet) -> None:
-    """Run a few images through each member, so that what cannot work is named before anything is trained."""
-    images = data.batch(torch.arange(min(TRIED, len(data)), device=data.images.device))[0]
-    classes = 0
-    for number, member in enumerate(ensemble.members, 1):
-        try:
-            with torch.no_grad():
-                output = member(images)
-        except Exception as error:  # whatever a network makes of an image that is not for it
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(
-                f"member {number} cannot take images of {images.dtype} and shape {tuple(images.shape[1:])} "
-                f"({reason}); {_remedy(images, member)}"
-            ) from error
-        try:
-            logits = read_logits(output)
-        except ValueError as error:
-            raise ValueError(f"member {number}: {error}") from error
-        if logits.ndim != 2 or logits.shape[1] < 2:
-            raise ValueError(
-                f"member {number} returns {tuple(logits.shape)} for {len(images)} images; it must return "
-                "logits of shape (images, classes), of 2 classes or more"
-            )
-        classes = classes or logits.shape[1]
-        if logits.shape[1] != classes:
-            raise ValueError(
-                f"member {number} has {logits.shape[1]} classes, the first {classes}; all must have the same"
-            )
-        if not logits.isfinite().all():
-            raise ValueError(f"member {number} returns logits that are not finite; check its weights")
-        sums = logits.double().sum(-1)
-        if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
-            raise ValueError(f"member {number} returns probabilities; give it without its softmax")
-
-
-def _remedy(images: Tensor, member: nn.Module) -> str:
-    dtype = next((each.dtype for each in member.parameters() if each.is_floating_point()), images.dtype)
-    if images.dtype != dtype:
-        return f"give images as {dtype}, as its weights are"
-    if images.shape[-1] in (1, 3, 4) and images.shape[1] not in (1, 3, 4):
-        return "give images as (images, channels, height, width), with .permute(0, 3, 1, 2)"
-    return "give the function that prepares them for it in preprocess="
 
 
 def _try_validation(source: nn.Module, train: ImageSet, val: ImageSet | None) -> None:

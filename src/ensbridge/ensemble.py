@@ -6,7 +6,7 @@ Shapes: M members, B images, K classes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 from os import PathLike
 from pathlib import Path
@@ -150,6 +150,81 @@ class Ensemble(nn.Module):
 def list_members(members: Sequence[nn.Module] | Ensemble) -> list[nn.Module]:
     """The networks themselves, without torch.compile's wrappers."""
     return [uncompiled(net) for net in (members.members if isinstance(members, Ensemble) else members)]
+
+
+def checked_members(members: Iterable[nn.Module] | Ensemble, receiver: str) -> list[nn.Module]:
+    """The members, which are several networks; `receiver` is what they were given to.
+
+    >>> checked_members(nn.Linear(2, 2), "compress")
+    Traceback (most recent call last):
+    ValueError: members is one network, a Linear; give a list of at least 2
+    """
+    kind = type(members).__name__
+    if isinstance(members, Mapping | Set | nn.ModuleDict):
+        raise ValueError(f"members is a {kind}; give a list, with the network that is to be kept first")
+    if isinstance(members, nn.Module) and not isinstance(members, Ensemble | nn.ModuleList):
+        raise ValueError(f"members is one network, a {kind}; give a list of at least 2")
+    if isinstance(members, str) or not isinstance(members, Iterable | Ensemble):
+        raise ValueError(f"members is a {kind}; give a list of networks")
+    nets = list_members(members if isinstance(members, Ensemble) else list(members))
+    if len(nets) < 2:
+        raise ValueError(f"{len(nets)} members were given to {receiver}; an ensemble needs at least 2")
+    for number, net in enumerate(nets, 1):
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"member {number} is a {type(net).__name__}; give networks, nn.Module")
+    if len(set(nets)) < len(nets):
+        raise ValueError(f"the same network was given twice to {receiver}; give members that differ")
+    return nets
+
+
+def try_members(ensemble: Ensemble, images: Tensor) -> None:
+    """Run a few images through each member, so that what cannot work is named before anything begins."""
+    classes = 0
+    for number, member in enumerate(ensemble.members, 1):
+        remedy = "give the function that prepares them for it in preprocess="
+        found = try_network(member, images, f"member {number}", remedy)
+        classes = classes or found
+        if found != classes:
+            raise ValueError(
+                f"member {number} has {found} classes, the first {classes}; all must have the same"
+            )
+
+
+@torch.no_grad()
+def try_network(net: nn.Module, images: Tensor, name: str, remedy: str) -> int:
+    """The number of a network's classes; one that cannot take images, or returns no logits, is refused."""
+    try:
+        output = net(images)
+    except Exception as error:  # whatever a network makes of an image that is not for it
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"{name} cannot take images of {images.dtype} and shape {tuple(images.shape[1:])} "
+            f"({reason}); {_obvious_remedy(images, net) or remedy}"
+        ) from error
+    try:
+        logits = read_logits(output)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise ValueError(
+            f"{name} returns {tuple(logits.shape)} for {len(images)} images; it must return "
+            "logits of shape (images, classes), of 2 classes or more"
+        )
+    if not logits.isfinite().all():
+        raise ValueError(f"{name} returns logits that are not finite; check its weights")
+    sums = logits.double().sum(-1)
+    if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+        raise ValueError(f"{name} returns probabilities; give it without its softmax")
+    return logits.shape[1]
+
+
+def _obvious_remedy(images: Tensor, net: nn.Module) -> str | None:
+    dtype = next((each.dtype for each in net.parameters() if each.is_floating_point()), images.dtype)
+    if images.dtype != dtype:
+        return f"give images as {dtype}, as its weights are"
+    if images.shape[-1] in (1, 3, 4) and images.shape[1] not in (1, 3, 4):
+        return "give images as (images, channels, height, width), with .permute(0, 3, 1, 2)"
+    return None
 
 
 def weights_digest(net: nn.Module) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,13 +92,13 @@ class FastEnsemble(nn.Module):
         self,
         test: Data,
         *,
-        members: Sequence[nn.Module] | Ensemble,
+        members: Iterable[nn.Module] | Ensemble,
         preprocess: Sequence[Preprocess | None] | None = None,
     ) -> Fidelity:
         """How near this comes to the real ensemble of `members` on test images, what it costs, and a verdict.
 
         Labels are not needed; with them the verdict is by NLL. Printed, it is a few lines of text. Members
-        and `preprocess` are those that `compress` had.
+        and `preprocess` are those that `compress` had; they are left in evaluation mode.
         """
         from ensbridge.fidelity import measure_fidelity
 
