@@ -27,7 +27,9 @@ from ensbridge.benching.runtimes import CannotRun, Runner, ready
 from ensbridge.benching.words import headline, markdown, memory, rich_costs, rich_table
 from ensbridge.cost import count_macs, count_params
 from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.inference import InferenceModel
 from ensbridge.methods import Bridge
+from ensbridge.nets import MapScore
 
 IMAGE = _tiny.images(1)
 
@@ -208,7 +210,7 @@ def test_memory_that_a_process_cannot_show_is_a_bound_and_no_number() -> None:
 def test_each_runtime_gives_the_models_logits() -> None:
     net, images = _tiny.batch_norm_member(), _tiny.images(4)
     for runtime in ("eager", "onnxruntime"):
-        found = ready(runtime, net, images, 1)
+        found = ready(runtime, net, images, 1, net)
         with torch.no_grad():
             torch.testing.assert_close(found.call(), net(images), rtol=1e-4, atol=1e-4)
 
@@ -218,14 +220,14 @@ def test_a_runtime_that_fails_or_gives_other_logits_says_so(monkeypatch: pytest.
         raise RuntimeError("no compiler\nand much more")
 
     monkeypatch.setitem(runtimes._BUILD, "compiled", failing)
-    with pytest.raises(CannotRun, match=r"^compiled cannot run this model: no compiler$"):
-        ready("compiled", _tiny.member(), IMAGE, 1)
+    with pytest.raises(CannotRun, match=r"^compiled cannot run this model: no compiler and much more$"):
+        ready("compiled", _tiny.member(), IMAGE, 1, _tiny.member())
     monkeypatch.setitem(runtimes._BUILD, "compiled", lambda *_: Runner(lambda: torch.ones(1, 3), None))
-    with pytest.raises(CannotRun, match="compiled gives other logits than eager torch, by"):
-        ready("compiled", _tiny.member(), IMAGE, 1)
+    with pytest.raises(CannotRun, match="compiled gives other logits than the model itself, by"):
+        ready("compiled", _tiny.member(), IMAGE, 1, _tiny.member())
     monkeypatch.setattr(runtimes, "find_spec", lambda name: None if name == "onnxruntime" else name)
     with pytest.raises(CannotRun, match=r"onnxruntime is not installed; pip install 'ensbridge\[export\]'"):
-        ready("onnxruntime", _tiny.member(), IMAGE, 1)
+        ready("onnxruntime", _tiny.member(), IMAGE, 1, _tiny.member())
 
 
 # ------------------------------------------------------------------------------ the whole
@@ -237,7 +239,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     seconds = {"one member": 1.0, "source + bridge": 1.2, "DE-2": 2.0, "DE-3": 3.0}
     machine = Machine(seconds)
 
-    def fake(runtime: str, net: object, images: torch.Tensor, threads: int) -> Runner:
+    def fake(runtime: str, net: object, images: torch.Tensor, threads: int, truth: object) -> Runner:
         if runtime == "compiled":
             raise CannotRun("there is no compiler")
         name = names.setdefault(net, list(seconds)[len(names) % len(seconds)])
@@ -306,7 +308,9 @@ def test_words_and_json_claim_what_is_claimed_and_no_more(machine: Machine) -> N
     assert rich_costs(replace(clear, tables=(compiled,))) is None
     for found in (clear, vague):
         again = json.loads(json.dumps(found.to_json(), allow_nan=False))
-        assert "copies of its source" in again["stand_ins"]
+        assert again["stand_ins"].endswith(
+            "k copies of its source stand for DE-k; members of other sizes would take more or less"
+        )
         assert "the growth of the process" in again["memory_means"]
         first, second = again["tables"][0]["rows"][:2]
         assert first["ratio"] is None
@@ -326,6 +330,41 @@ def test_it_runs_for_real_and_leaves_the_model_as_it_was() -> None:
     assert fast.training
     assert _tiny.same(before, _tiny.state(fast))
     assert torch.equal(draws, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_source_of_another_type_than_its_bridges_is_timed(dtype: torch.dtype) -> None:
+    score = MapScore(3, _tiny.CHANNELS, 8, size=8, deep=False)
+    bridges = [Bridge(score, times=(0.0, 1.0))]
+    fast = FastEnsemble(_tiny.batch_norm_member().to(dtype), bridges, "1", members=2).eval()
+    (table,) = bench(fast, IMAGE.to(dtype), threads=1, rounds=1, batches=[2], runtimes=["eager"]).tables
+    assert table.problem is None
+
+
+def test_a_wrong_preparation_is_noticed_and_a_failing_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = InferenceModel.forward
+
+    def problem() -> str | None:
+        return bench(model(2), IMAGE, threads=1, rounds=1, batches=[2], runtimes=["eager"]).tables[0].problem
+
+    monkeypatch.setattr(InferenceModel, "forward", lambda self, images: forward(self, images).flip(-1))
+    wrong = problem()
+    assert wrong is not None
+    assert wrong.startswith("eager gives other logits than the model itself, by ")
+    monkeypatch.setattr(InferenceModel, "forward", lambda self, images: forward(self, images[:, 0]))
+    failing = problem()
+    assert failing is not None
+    assert failing.startswith("eager cannot run this model: ")
+
+
+def test_a_model_that_fails_at_its_first_call_says_so() -> None:
+    with pytest.raises(CannotRun, match=r"^eager cannot run this model: "):
+        ready("eager", _tiny.member(), IMAGE[:, :1], 1, _tiny.member())
+
+
+def test_a_plain_network_is_refused() -> None:
+    with pytest.raises(ValueError, match="give a FastEnsemble, as compress or load returns it"):
+        bench(_tiny.member(), IMAGE)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------ the command

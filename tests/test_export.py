@@ -147,6 +147,44 @@ def test_float64_is_kept_and_compared_more_closely(to: Target, tolerance: float,
     assert runner(done.path)(IMAGES.double()).dtype == torch.float64
 
 
+@pytest.mark.parametrize(
+    ("dtype", "to", "allowed"),
+    [(torch.float16, "pt2", 2e-2), (torch.float16, "onnx", 2e-2), (torch.float64, "pt2", 1e-4)],
+)
+def test_a_source_of_another_type_than_its_bridges_is_exported(
+    dtype: torch.dtype, to: Target, allowed: float, tmp_path: Path
+) -> None:
+    fast = maps().eval()
+    fast.source.to(dtype)
+    done = export(fast, tmp_path / f"model.{to}", to, IMAGES.to(dtype))
+    assert done.difference <= done.tolerance == allowed
+    assert difference(fast(IMAGES.to(dtype)).detach(), runner(done.path)(IMAGES.to(dtype))) <= allowed
+
+
+class ChannelsLast(nn.Module):
+    """A source whose map is (B, H, W, C), with H = C for these images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8, 3)
+        self.block = nn.Linear(8, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.block(self.patch(images).movedim(1, -1)).mean((1, 2)))
+
+
+def test_maps_with_channels_last_are_exported(tmp_path: Path) -> None:
+    with _tiny.seeded(7):
+        score = MapScore(3, 8, 8, size=8, deep=False, channels_last=True)
+        fast = FastEnsemble(ChannelsLast(), [Bridge(score, times=ONE_STEP)], "block").eval()
+    assert export(fast, tmp_path / "model.pt2", "pt2", IMAGES).difference < 1e-5
+
+
+def test_an_array_is_an_example_as_a_tensor_is(tmp_path: Path) -> None:
+    done = export(vectors(), tmp_path / "model.pt2", "pt2", IMAGES.numpy())
+    assert runner(done.path)(IMAGES).shape == (4, 3)
+
+
 # ------------------------------------------------------------------------------ the check
 
 
@@ -222,7 +260,15 @@ def drop(x: Tensor) -> Tensor:
 
 
 def fixed(x: Tensor) -> Tensor:
-    return x * 2 if len(x) > 10 else x
+    return x * 2 if x.shape[0] > 10 else x
+
+
+def counted(x: Tensor) -> Tensor:
+    return x.reshape(len(x), 3)
+
+
+def whole(x: Tensor) -> Tensor:
+    return x.reshape(int(x.shape[0]), 3)
 
 
 def peek(x: Tensor) -> Tensor:
@@ -234,6 +280,8 @@ def peek(x: Tensor) -> Tensor:
     [
         (drop, FloatingPointError, "differs from the model"),
         (fixed, ValueError, "cannot trace this model for any batch size"),
+        (counted, ValueError, r"fixes the number of images in a batch.*; use images.shape\[0\] in place of"),
+        (whole, ValueError, r"fixes the number of images in a batch.*; use images.shape\[0\] in place of"),
         (peek, ValueError, "cannot trace this model for any batch size"),
         (lambda x: x / 0, ValueError, "logits are not finite"),
     ],
@@ -272,12 +320,19 @@ def test_bridges_that_draw_are_refused(config: BridgeConfig, words: str, tmp_pat
         ("model.pt2", "pt2", IMAGES[:0], "give a batch of images as floats"),
         ("model.pt2", "pt2", IMAGES.byte(), "give a batch of images as floats"),
         ("model.pt2", "pt2", IMAGES[:, :1], r"cannot take images of shape \(1, 8, 8\)"),
+        ("model.pt2", "pt2", IMAGES.double(), r"of shape \(3, 8, 8\) and type float64 \("),
+        ("model.pt2", "pt2", "cat.png", "example is a str; give a batch of images as a tensor or an array"),
     ],
 )
-def test_bad_requests_are_refused(name: str, to: Any, example: Tensor, words: str, tmp_path: Path) -> None:
+def test_bad_requests_are_refused(name: str, to: Any, example: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         export(vectors(), tmp_path / name, to, example)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plain_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is a Strange; give a FastEnsemble, as compress or load returns it"):
+        export(vectors().source, tmp_path / "model.pt2", "pt2", IMAGES)  # type: ignore[arg-type]
 
 
 def test_missing_packages_are_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

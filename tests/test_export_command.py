@@ -88,6 +88,7 @@ def test_a_source_from_elsewhere_is_built_only_where_it_is_allowed(
     ("words", "sentence"),
     [
         (["nothing", "--to", "onnx"], "nothing does not exist"),
+        (["zoo:cifar10", "--to", "tflite"], "to is 'tflite'; it must be 'onnx' or 'pt2'"),
         (["plain", "--to", "onnx"], "plain does not say what images it takes; give --image-shape"),
         (["plain", "--to", "tflite", "--image-shape", "3,8,8"], "to is 'tflite'"),
         (["plain", "--to", "pt2", "--image-shape", "3x8x8"], "'3x8x8'; give whole numbers with commas"),

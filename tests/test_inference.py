@@ -140,6 +140,38 @@ def test_several_bridges_of_several_kinds_and_the_source_among_them() -> None:
     assert gap(FastEnsemble(vectors, [Bridge(tokens, times=ONE)], "1").eval(), _tiny.images()) < 1e-6
 
 
+class ChannelsLast(nn.Module):
+    """A source whose maps are (B, H, W, C), as Swin's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.block, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.block(self.patch(images).movedim(1, -1)).mean((1, 2)))
+
+
+@pytest.mark.parametrize("width", [8, 16])  # without and with an entry
+@pytest.mark.parametrize("shape", [(8, 8), (6, 4)])  # H = C, where a mistake would be silent, and other
+def test_maps_with_channels_last_are_read_that_way(width: int, shape: tuple[int, int]) -> None:
+    with _tiny.seeded(5):
+        net = trained(MapScore(3, 8, width, size=8, deep=False, channels_last=True))
+        fast = FastEnsemble(ChannelsLast(), [Bridge(net, times=ONE)], "block").eval().double()
+    assert isinstance(prepare_for_inference(fast).bridges[0], OneStep)
+    assert gap(fast, torch.rand(5, 3, *shape, dtype=torch.float64)) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [8, 16])
+def test_a_source_of_another_type_than_its_bridges_keeps_its_logits(width: int, dtype: torch.dtype) -> None:
+    with _tiny.seeded(6):
+        net = trained(MapScore(3, 8, width, size=8, deep=False))
+    fast = FastEnsemble(_tiny.batch_norm_member().to(dtype), [Bridge(net, times=ONE)], "1").eval()
+    assert gap(fast, _tiny.images(5).to(dtype)) < 1e-5
+    weights = prepare_for_inference(fast).bridges.parameters()
+    assert {parameter.dtype for parameter in weights} == {torch.float32}
+
+
 def test_half_precision_is_kept() -> None:
     fast = model(Bridge(score(DEPTHWISE_FIRST), times=ONE)).bfloat16()
     assert gap(fast, _tiny.images().bfloat16()) < 0.1

@@ -19,8 +19,9 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -34,11 +35,12 @@ from ensbridge.saving.description import LARGEST_IMAGE
 
 Target = Literal["onnx", "pt2"]
 Run = Callable[[Tensor], Tensor]
+Images = Tensor | np.ndarray[Any, Any]
 
 BATCHES = (1, 3, 17)
-# Of a logit's scale, by the type of the images. Runtimes fuse layers and sum in another order: measured in
-# float32 are 2e-7 for tiny networks and 1e-6 for ResNet-32×2; deeper ones are left a hundred times that. In
-# half precision a dozen or two roundings fill it: there the check is a coarse one.
+# Of a logit's scale, by the type of images and weights. Runtimes fuse layers and sum in another order: in
+# float32 2e-7 was measured for tiny networks and 1e-6 for ResNet-32×2; deeper ones are left a hundred times
+# that. In half precision a dozen or two roundings fill it: there the check is a coarse one.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 # torch's ONNX exporter rounds Python's numbers, such as temperatures, to float32 in float64 graphs too, which
 # was measured as 2e-8.
@@ -66,11 +68,12 @@ class Exported:
         )
 
 
-def export(fast: FastEnsemble, path: Path | str, to: Target, example: Tensor) -> Exported:
+def export(fast: FastEnsemble, path: Path | str, to: Target, example: Images) -> Exported:
     """Write a model as one file, `to` "onnx" or "pt2", that takes batches of any size and gives logits.
 
-    Source, bridges and calibration are all inside. `example` is a batch of images: its shape and type are
-    taken over, and it is among the inputs that the file is checked with, but it is not kept in the file.
+    Source, bridges and calibration are all inside. `example` is a batch of images, a tensor or an array: its
+    shape and type are taken over, and it is among the inputs that the file is checked with, but it is not
+    kept in the file.
 
     >>> from torch import nn
     >>> from ensbridge.nets import TokenScore
@@ -84,22 +87,22 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Tensor) ->
     path = Path(path)
     _check_request(fast, path, to)
     model = copy.deepcopy(fast).cpu().eval().requires_grad_(False)
-    example = example.detach().cpu()
-    eager = _eager(model, example)
+    images = _batch(example)
+    eager = _eager(model, images)
     open_folder(path.parent)
     with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, silence():
         written = Path(folder) / f"model.{to}"
-        program = trace(prepare_for_inference(model), example)
+        program = trace(prepare_for_inference(model), images)
         opset = _write(program, written, to)
         run = _open(written, to)
-        tolerance = max(TOLERANCE[example.dtype], ONNX_TOLERANCE if to == "onnx" else 0.0)
-        cases = list(inputs(example))
-        difference = max(_compare(eager, run, images, tolerance, path.name) for images in cases)
+        allowed = max(tolerance(model, images), ONNX_TOLERANCE if to == "onnx" else 0.0)
+        cases = list(inputs(images))
+        difference = max(_compare(eager, run, each, allowed, path.name) for each in cases)
         size = written.stat().st_size
         with open(written, "rb") as file:
             os.fsync(file.fileno())
         os.replace(written, path)
-    return Exported(path, size, opset, len(cases), difference, tolerance)
+    return Exported(path, size, opset, len(cases), difference, allowed)
 
 
 def export_folder(
@@ -110,6 +113,7 @@ def export_folder(
     allow: Collection[str] = (),
 ) -> Exported:
     """Export a saved model, into its own folder unless `out` names a file."""
+    _check_target(to)  # before what may take longer
     fast = load(folder, allow=allow)
     if out is None and not Path(folder).is_dir():
         raise ValueError(f"{folder} is no folder of yours; say where the file goes with --out model.{to}")
@@ -151,8 +155,13 @@ def trace(model: nn.Module, example: Tensor) -> ExportedProgram:
             model, (images,), dynamic_shapes=({0: Dim("batch", min=1)},), strict=False
         )
     except Exception as error:  # of many kinds, none of them public
+        if "specialized it to be a constant" in str(error):
+            raise ValueError(
+                "the network fixes the number of images in a batch, so that no graph can take others; use "
+                "images.shape[0] in place of len(images) or int(…)"
+            ) from error
         raise ValueError(
-            f"torch.export cannot trace this model for any batch size ({_one_line(error)}); rewrite the part "
+            f"torch.export cannot trace this model for any batch size ({one_line(error)}); rewrite the part "
             "of the source that depends on values or on a fixed batch size"
         ) from error
     finally:
@@ -191,9 +200,51 @@ def difference(expected: Tensor, found: Tensor) -> float:
     return float((gaps / scale).max())
 
 
-def _check_request(fast: FastEnsemble, path: Path, to: Target) -> None:
+def tolerance(model: nn.Module, images: Tensor) -> float:
+    """How far logits may be off, by the coarsest type of images and weights.
+
+    >>> tolerance(nn.Linear(2, 3), torch.zeros(1, 2)), tolerance(nn.Linear(2, 3).half(), torch.zeros(1, 2))
+    (0.0001, 0.02)
+    """
+    types = {images.dtype, *(each.dtype for each in model.parameters())}
+    return max(TOLERANCE.get(each, 0.0) for each in types)
+
+
+def check_fast(fast: object) -> None:
+    """Refuse what is no FastEnsemble."""
+    if not isinstance(fast, FastEnsemble):
+        raise ValueError(
+            f"the model is a {type(fast).__name__}; give a FastEnsemble, as compress or load returns it"
+        )
+
+
+def cannot_take(images: Tensor, error: Exception) -> str:
+    """Why a model fails on images, and what to do."""
+    shape, kind = tuple(images.shape[1:]), str(images.dtype).removeprefix("torch.")
+    return (
+        f"the model cannot take images of shape {shape} and type {kind} ({one_line(error)}); give theirs, "
+        "such as --image-shape 3,32,32"
+    )
+
+
+def one_line(error: Exception) -> str:
+    """The beginning of an error's words, on one line.
+
+    >>> one_line(RuntimeError("no kernel\\n  for this")), one_line(KeyError())
+    ('no kernel for this', 'KeyError')
+    """
+    text = " ".join(str(error).split())
+    return (text[:200] + "…" if len(text) > 200 else text) or type(error).__name__
+
+
+def _check_target(to: str) -> None:
     if to not in get_args(Target):
         raise ValueError(f"to is {to!r}; it must be 'onnx' or 'pt2'")
+
+
+def _check_request(fast: FastEnsemble, path: Path, to: Target) -> None:
+    _check_target(to)
+    check_fast(fast)
     if path.suffix != f".{to}" or path.is_dir():
         raise ValueError(f"{path} is no name for this export; give a file such as model.{to}")
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
@@ -214,6 +265,15 @@ def _check_request(fast: FastEnsemble, path: Path, to: Target) -> None:
             )
 
 
+def _batch(example: Images) -> Tensor:
+    try:
+        return torch.as_tensor(example).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"example is a {type(example).__name__}; give a batch of images as a tensor or an array"
+        ) from error
+
+
 def _eager(model: FastEnsemble, example: Tensor) -> Run:
     """The model itself, once it is seen to work on the example."""
 
@@ -228,10 +288,7 @@ def _eager(model: FastEnsemble, example: Tensor) -> Run:
     try:
         logits = torch.cat([run(each) for each in islice(inputs(example), 2)])
     except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"the model cannot take images of shape {tuple(example.shape[1:])} ({_one_line(error)}); give "
-            "theirs, such as --image-shape 3,32,32"
-        ) from error
+        raise ValueError(cannot_take(example, error)) from error
     if not logits.isfinite().all():
         raise ValueError(
             "the model's logits are not finite, so that no export could be checked; train it again"
@@ -245,7 +302,7 @@ def _write(program: ExportedProgram, path: Path, to: Target) -> int | None:
         return write_onnx(program, path) if to == "onnx" else _write_pt2(program, path)
     except Exception as error:  # whatever an operation without a counterpart in the format brings
         raise ValueError(
-            f"this model cannot be written as {to} ({_one_line(error)}); try the other --to"
+            f"this model cannot be written as {to} ({one_line(error)}); try the other --to"
         ) from error
 
 
@@ -255,7 +312,7 @@ def _open(path: Path, to: Target) -> Run:
         return _open_onnx(path) if to == "onnx" else _open_pt2(path)
     except Exception as error:
         raise ValueError(
-            f"{path.name} cannot be opened again ({_one_line(error)}) and was not kept; try the other --to"
+            f"{path.name} cannot be opened again ({one_line(error)}) and was not kept; try the other --to"
         ) from error
 
 
@@ -316,7 +373,7 @@ def _compare(eager: Run, run: Run, images: Tensor, tolerance: float, name: str) 
         found = run(images)
     except Exception as error:  # runtimes have errors of their own
         raise ValueError(
-            f"{name} fails on {len(images)} images ({_one_line(error)}) and was not kept; try the other --to"
+            f"{name} fails on {len(images)} images ({one_line(error)}) and was not kept; try the other --to"
         ) from error
     gap = difference(expected, found)
     if not gap <= tolerance:
@@ -344,8 +401,3 @@ def silence() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return (text[:200] + "…" if len(text) > 200 else text) or type(error).__name__

@@ -65,11 +65,14 @@ class OneStep(nn.Module):
         """Z_0 (B, K). At t = 1 the step's sigma_t·ε is the network's own output."""
         z1 = source_logits / self.temperature
         z1 = z1 - z1.mean(-1, keepdim=True) if self.centre else z1
-        return z1 - self.score(h).to(z1.dtype)
+        return z1 - self.score(h, None, None).to(z1.dtype)
 
 
 class FoldedScore(nn.Module):
-    """A `ScoreNet` at one time as convolutions with biases: no normalisation, time or state is left in it."""
+    """A `ScoreNet` at one time as convolutions with biases: no normalisation, time or state is left in it.
+
+    It is called as the `ScoreNet` is, so that it can take its place in a `MapScore`.
+    """
 
     def __init__(self, score: ScoreNet, state: Tensor, t: float) -> None:
         super().__init__()
@@ -89,8 +92,8 @@ class FoldedScore(nn.Module):
         self.head = own.head
         self.to(dtype).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
-    def forward(self, h: Tensor) -> Tensor:
-        """ε of shape (B, classes), from h (B, channels, H, W)."""
+    def forward(self, h: Tensor, z_t: Tensor | None = None, t: Tensor | None = None) -> Tensor:
+        """ε of shape (B, classes), from h (B, channels, H, W) alone."""
         return self.head(self.body(h.contiguous(memory_format=torch.channels_last)).mean((2, 3)))
 
 
@@ -135,8 +138,12 @@ def _folded(score: nn.Module) -> nn.Module | None:
     """The score network at t = 1 for one that sees the feature alone, or None."""
     if isinstance(score, MapScore):
         inner = _folded(score.score)
+        if inner is None:
+            return None
+        # What comes before, the feature's layout, its type and the entry, stays the MapScore's own.
+        score.score = inner  # type: ignore[assignment]
         fold_batch_norm(score)
-        return None if inner is None else nn.Sequential(score.entry, inner)
+        return score
     if not isinstance(score, ScoreNet):
         return None
     if score.z_input == "none":

@@ -20,9 +20,9 @@ from ensbridge.benching.rounds import Clock, time_rounds
 from ensbridge.benching.runtimes import RUNTIMES, CannotRun, Runtime, ready
 from ensbridge.cost import count_macs, count_params
 from ensbridge.ensemble import Ensemble
-from ensbridge.exporting import image_like
+from ensbridge.exporting import cannot_take, check_fast, image_like
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.inference import prepare_for_inference
+from ensbridge.inference import InferenceModel, prepare_for_inference
 from ensbridge.nets.tap import read_logits
 from ensbridge.saving import load
 
@@ -81,7 +81,8 @@ class Benchmark:
     def stand_ins(self) -> str:
         """What DE-k is here."""
         return (
-            "a saved model has no other members, so k copies of its source, as slow as they, stand for DE-k"
+            "a saved model has no other members, so k copies of its source stand for DE-k; members of other "
+            "sizes would take more or less"
         )
 
     @property
@@ -130,7 +131,8 @@ def bench(
     those of the model itself. Memory is the weights and what a call needs beside them: on a GPU by torch's
     count, on the CPU by how far the process's resident memory rises in a call, at its peak as the kernel has
     it; since that differs by a part of a MB from run to run, less than 2 MB is told as that. `tell` gets each
-    table once it is measured. A runtime that is missing or fails says so in its table.
+    table once it is measured. A runtime that is missing or fails, or whose logits are not the model's, says
+    so in its table.
 
     >>> from ensbridge.methods import Bridge
     >>> from ensbridge.nets import TokenScore
@@ -140,7 +142,7 @@ def bench(
     >>> [row.model for row in found.tables[0].rows], found.tables[0].rows[1].ratio.reason
     (['one member', 'source + bridge', 'DE-2', 'DE-3'], '1 round: too few; give at least 6')
     """
-    _check(runtimes, batches, rounds, seconds)
+    _check(fast, runtimes, batches, rounds, seconds)
     threads = len(cores()) if threads is None else threads
     fast = copy.deepcopy(fast).eval().requires_grad_(False)
     models = _models(fast)
@@ -150,7 +152,9 @@ def bench(
         for runtime in dict.fromkeys(runtimes):
             for batch in dict.fromkeys(batches):
                 images = _images(image, batch)
-                tables.append(_table(runtime, models, costs, images, threads, rounds, seconds, begin, clock))
+                tables.append(
+                    _table(runtime, fast, models, costs, images, threads, rounds, seconds, begin, clock)
+                )
                 tell(tables[-1])
     return Benchmark(
         name,
@@ -190,13 +194,9 @@ def _costs(fast: FastEnsemble, image: Tensor) -> dict[str, tuple[int, int]]:
     """MACs and parameters by name, of the networks as they were trained; the first look at the images."""
     try:
         one = count_macs(fast.source, image), count_params(fast.source)
+        costs = {ONE: one, _fast_name(len(fast.bridges)): (count_macs(fast, image), count_params(fast))}
     except (ValueError, RuntimeError) as error:
-        shape, why = tuple(image.shape[1:]), " ".join(str(error).split())
-        raise ValueError(
-            f"the model cannot take images of shape {shape} ({why}); give theirs, such as --image-shape "
-            "3,32,32"
-        ) from error
-    costs = {ONE: one, _fast_name(len(fast.bridges)): (count_macs(fast, image), count_params(fast))}
+        raise ValueError(cannot_take(image, error)) from error
     for count in range(2, fast.members + 1):
         costs[f"DE-{count}"] = (count * one[0], count * one[1])
     return costs
@@ -204,6 +204,7 @@ def _costs(fast: FastEnsemble, image: Tensor) -> dict[str, tuple[int, int]]:
 
 def _table(
     runtime: Runtime,
+    fast: FastEnsemble,
     models: dict[str, nn.Module],
     costs: dict[str, tuple[int, int]],
     images: Tensor,
@@ -218,9 +219,11 @@ def _table(
     runners = {}
     try:
         if runtime == "onnxruntime":  # once unmeasured: what the library takes at its first use is no model's
-            ready(runtime, models[ONE], images, threads)
+            ready(runtime, models[ONE], images, threads, models[ONE])
         for name, model in models.items():
-            runners[name] = ready(runtime, model, images, threads)
+            # What is prepared is compared with what it was prepared from.
+            truth = fast if isinstance(model, InferenceModel) else model
+            runners[name] = ready(runtime, model, images, threads, truth)
             advance(1)
     except CannotRun as error:
         return Table(runtime, len(images), 0, 0, (), str(error))
@@ -248,7 +251,10 @@ def _images(image: Tensor, batch: int) -> Tensor:
     return draws.to(image.device, image.dtype)
 
 
-def _check(runtimes: Sequence[str], batches: Sequence[int], rounds: int, seconds: float) -> None:
+def _check(
+    fast: FastEnsemble, runtimes: Sequence[str], batches: Sequence[int], rounds: int, seconds: float
+) -> None:
+    check_fast(fast)
     for runtime in runtimes:
         if runtime not in RUNTIMES:
             raise ValueError(f"runtime is {runtime!r}; it must be one of {', '.join(RUNTIMES)}")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ensbridge.benching.memory import peak_memory, resident
 from ensbridge.capturing import capture
-from ensbridge.exporting import TOLERANCE, difference, silence, trace, write_onnx
+from ensbridge.exporting import TOLERANCE, difference, one_line, silence, tolerance, trace, write_onnx
 
 Runtime = Literal["eager", "compiled", "onnxruntime"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
@@ -36,23 +36,24 @@ class Runner:
     memory: int | None  # bytes: weights and what a call needs beside them
 
 
-def ready(runtime: Runtime, model: nn.Module, images: Tensor, threads: int) -> Runner:
-    """Bring a model into a runtime, run it, and see that its logits are those of eager torch."""
+def ready(runtime: Runtime, model: nn.Module, images: Tensor, threads: int, truth: nn.Module) -> Runner:
+    """Bring a model into a runtime, run it, and see that its logits are those of `truth` in eager torch."""
     _check(runtime, images)
-    expected = _eager(model, images)()  # before anything is measured: libraries take memory when first used
     try:
         with _quiet():
+            # Before anything is measured: libraries take memory when first used.
+            expected = _eager(truth, images)()
             runner = _BUILD[runtime](model, images, threads)
             found = runner.call()
     except CannotRun:
         raise
     except Exception as error:  # compilers and exporters have errors of their own, none of them public
-        raise CannotRun(f"{runtime} cannot run this model: {_first_line(error)}") from error
+        raise CannotRun(f"{runtime} cannot run this model: {one_line(error)}") from error
     gap = difference(expected.float().cpu(), found.float().cpu())
     # A GPU multiplies float32 with fewer digits inside of convolutions.
-    allowed = max(TOLERANCE[images.dtype], TOLERANCE[torch.float16] if images.is_cuda else 0.0)
+    allowed = max(tolerance(truth, images), TOLERANCE[torch.float16] if images.is_cuda else 0.0)
     if not gap <= allowed:
-        raise CannotRun(f"{runtime} gives other logits than eager torch, by {gap:.1e} of their scale")
+        raise CannotRun(f"{runtime} gives other logits than the model itself, by {gap:.1e} of their scale")
     return runner
 
 
@@ -147,11 +148,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0][:200] if lines else "") or type(error).__name__
 
 
 _BUILD = {"eager": _run_eager, "compiled": _run_compiled, "onnxruntime": _run_onnx}
