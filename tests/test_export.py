@@ -15,7 +15,8 @@ import _tiny
 import ensbridge as eb
 import ensbridge.exporting as room
 from _saving import contents, runner, small
-from ensbridge.exporting import Target, difference, export, inputs, trace
+from ensbridge.agreement import difference
+from ensbridge.exporting import Target, export, inputs, trace
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge, BridgeConfig
 from ensbridge.methods.bridge_network import FeatureBridge

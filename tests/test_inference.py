@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import _tiny
+from ensbridge.agreement import difference
 from ensbridge.cost import count_macs
-from ensbridge.exporting import difference
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.inference import FoldedScore, OneStep, fold_batch_norm, prepare_for_inference
 from ensbridge.methods import Bridge, BridgeConfig

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from ensbridge.agreement import TOLERANCE, difference, tolerance
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import open_folder
 from ensbridge.inference import prepare_for_inference
@@ -38,10 +39,6 @@ Run = Callable[[Tensor], Tensor]
 Images = Tensor | np.ndarray[Any, Any]
 
 BATCHES = (1, 3, 17)
-# Of a logit's scale, by the type of images and weights. Runtimes fuse layers and sum in another order: in
-# float32 2e-7 was measured for tiny networks and 1e-6 for ResNet-32×2; deeper ones are left a hundred times
-# that. In half precision a dozen or two roundings fill it: there the check is a coarse one.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 # torch's ONNX exporter rounds Python's numbers, such as temperatures, to float32 in float64 graphs too, which
 # was measured as 2e-8.
 ONNX_TOLERANCE = 1e-6
@@ -180,34 +177,6 @@ def inputs(example: Tensor) -> Iterator[Tensor]:
         noise = torch.randn(count, *example.shape[1:], generator=generator)
         for each in (images, noise, 0 * images, torch.ones_like(images), 1e3 * images, -images, -1e3 * noise):
             yield each.to(example.dtype)
-
-
-def difference(expected: Tensor, found: Tensor) -> float:
-    """The largest difference of logits (B, K) as a share of their scale, at least 1, in each row.
-
-    >>> difference(torch.tensor([[100.0, -100.0]]), torch.tensor([[101.0, -100.0]]))
-    0.01
-    >>> difference(torch.tensor([[torch.nan, 0.0]]), torch.tensor([[0.0, 0.0]]))
-    inf
-    """
-    if expected.shape != found.shape:
-        return math.inf
-    finite = expected.isfinite()
-    if not torch.equal(expected[~finite].nan_to_num(2.0), found[~finite].nan_to_num(2.0)):
-        return math.inf
-    gaps = (expected.double() - found.double()).abs().where(finite, 0.0).nan_to_num(math.inf, posinf=math.inf)
-    scale = expected.double().abs().where(finite, 0.0).amax(-1, keepdim=True).clamp(min=1.0)
-    return float((gaps / scale).max())
-
-
-def tolerance(model: nn.Module, images: Tensor) -> float:
-    """How far logits may be off, by the coarsest type of images and weights.
-
-    >>> tolerance(nn.Linear(2, 3), torch.zeros(1, 2)), tolerance(nn.Linear(2, 3).half(), torch.zeros(1, 2))
-    (0.0001, 0.02)
-    """
-    types = {images.dtype, *(each.dtype for each in model.parameters())}
-    return max(TOLERANCE.get(each, 0.0) for each in types)
 
 
 def check_fast(fast: object) -> None:

@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from ensbridge.agreement import TOLERANCE, difference, tolerance
 from ensbridge.benching.memory import peak_memory, resident
 from ensbridge.capturing import capture
-from ensbridge.exporting import TOLERANCE, difference, one_line, silence, tolerance, trace, write_onnx
+from ensbridge.exporting import one_line, silence, trace, write_onnx
 
 Runtime = Literal["eager", "compiled", "onnxruntime"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
