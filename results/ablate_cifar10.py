@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from run_cifar10 import CROP, DEVICE, load, load_members, measure, progress
+from run_cifar10 import DEVICE, bridge_config, load, load_members, measure, progress
 
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import BridgeConfig, DiffusionBridge, Together
 from ensbridge.nets import ScoreNet
 from ensbridge.recipes.recipe import build
 from ensbridge.schedule import TemperatureLaw
-from ensbridge.train.config import FitConfig, derive_seed
+from ensbridge.train.config import derive_seed
 from ensbridge.train.fit import fit
 
 BASE = BridgeConfig(temperature=TemperatureLaw(base=2.0), ema=0.9995)
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--mixup", type=float, default=0.4)
+    parser.add_argument("--checkpoint-every", type=int, default=800)
     parser.add_argument("--only", nargs="+", help="some of the switches")
     parser.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
     options = parser.parse_args()
@@ -60,14 +61,7 @@ def main() -> None:
         score = build(lambda: ScoreNet.cifar10(z_input=config.z_input), derive_seed(0, "score"))
         return DiffusionBridge(ensemble, score.to(DEVICE), loss=loss, target=target, config=config)
 
-    plain = FitConfig(
-        options.epochs,
-        options.batch,
-        options.lr,
-        augment=replace(CROP, mixup=options.mixup),
-        log_every=800,
-        checkpoint_every=800,
-    )
+    plain = bridge_config(options, 0)
     methods = {name: method(config) for name, config in SWITCHES.items()}
     methods |= {name: method(BASE) for name in RATES}
     methods |= {"bridge's own loss": method(BASE, "bridge"), "control": method(BASE, target=(0,))}

@@ -2,16 +2,18 @@
 
     python results/make_cifar10.py
 
-Writes cifar10.json beside this file, and cifar10/report/report.html.
+Writes cifar10.json beside this file, and cifar10/report.html.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from itertools import pairwise
 from math import sqrt
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -121,7 +123,8 @@ def main() -> None:
         "better than the control": own_share(),
     }
     (HERE / "cifar10.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    page = write_report(summary, HERE / "cifar10" / "report")
+    with TemporaryDirectory() as folder:  # the page has its figures in it
+        page = Path(shutil.move(write_report(summary, folder), HERE / "cifar10" / "report.html"))
     print(f"{HERE / 'cifar10.json'}\n{page}\n{json.dumps(document['better than the control'], indent=1)}")
 
 

@@ -159,6 +159,19 @@ def measure(
         np.savez_compressed(out / f"{prefix}-{part}.npz", **log_probs)
 
 
+def bridge_config(options: argparse.Namespace, seed: int) -> FitConfig:
+    """How bridges are trained, as the command line says."""
+    return FitConfig(
+        options.epochs,
+        options.batch,
+        options.lr,
+        augment=replace(CROP, mixup=options.mixup),
+        log_every=800,
+        checkpoint_every=options.checkpoint_every,
+        seed=seed,
+    )
+
+
 def rivals(
     ensemble: Ensemble, names: list[str], seed: int, config: FitConfig
 ) -> tuple[dict[str, AbstractMethod], dict[str, FitConfig]]:
@@ -187,16 +200,7 @@ def save_rivals(out: Path, prefix: str, methods: Mapping[str, AbstractMethod]) -
 def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
     everything = load_members(weights)
     ensemble = everything.first(3)
-    mixed = replace(CROP, mixup=0.4)
-    long = FitConfig(
-        options.epochs,
-        options.batch,
-        options.lr,
-        augment=mixed,
-        log_every=800,
-        checkpoint_every=options.checkpoint_every,
-        seed=options.seed,
-    )
+    long = bridge_config(options, options.seed)
     short = replace(long, epochs=options.distill_epochs, lr=options.lr / 10)
 
     def method(temperature: float, **extra) -> DiffusionBridge:
@@ -233,15 +237,7 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
 def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
     """KL bridges towards each of --targets from each of --seeds, and rivals, side by side."""
     ensemble = load_members(weights)
-    config = FitConfig(
-        options.epochs,
-        options.batch,
-        options.lr,
-        augment=replace(CROP, mixup=options.mixup),
-        log_every=800,
-        checkpoint_every=options.checkpoint_every,
-        seed=options.seeds[0],
-    )
+    config = bridge_config(options, options.seeds[0])
     law = TemperatureLaw(base=options.base)
 
     def method(seed: int, target: tuple[int, ...]) -> DiffusionBridge:

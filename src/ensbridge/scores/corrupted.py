@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
+from ensbridge.scores.over_runs import OverRuns
 from ensbridge.scores.rows import CorruptedRow
 
 
 @dataclass(frozen=True)
-class CorruptedGroup:
+class CorruptedGroup(OverRuns):
     """The rows of one model under corruptions in several runs.
 
     A score of a run is the mean over its severities and corruptions, each of which counts the same.
@@ -52,16 +53,6 @@ class CorruptedGroup:
         """A score in each run that has it."""
         found = [[getattr(row, name) for row in rows] for rows in self.rows]
         return [fmean(values) for values in found if None not in values]
-
-    def mean(self, name: str) -> float | None:
-        """The mean of a score over the runs, None where no run has it."""
-        values = self.values(name)
-        return fmean(values) if values else None
-
-    def spread(self, name: str) -> float | None:
-        """The standard deviation of a score over the runs, None with fewer than two."""
-        values = self.values(name)
-        return stdev(values) if len(values) > 1 else None
 
     def _only(self, wanted: Callable[[CorruptedRow], bool]) -> CorruptedGroup:
         return CorruptedGroup(tuple(tuple(filter(wanted, rows)) for rows in self.rows), self.runs)

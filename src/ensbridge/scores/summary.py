@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 
 from rich.cells import cell_len
 
 from ensbridge.scores.corrupted import CorruptedGroup, group_corrupted, images_of
+from ensbridge.scores.over_runs import OverRuns
 from ensbridge.scores.rows import Method, Row, Scores
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(OverRuns):
     """The rows of one model in several runs.
 
     >>> row = Row("DE-1", "DE", 1, 0, 0, 4, 1.0, 3, 1.0, 91.5, 0.3, 0.1, 0.0, None, None, 1.0, None, None)
@@ -54,16 +54,6 @@ class Group:
         """A score in each run that has it; a DEE beyond the largest ensemble counts as that ensemble."""
         found = [getattr(row, name) for row in self.rows]
         return [float(str(value).lstrip(">")) for value in found if value is not None]
-
-    def mean(self, name: str) -> float | None:
-        """The mean of a score over the runs, None where no run has it."""
-        values = self.values(name)
-        return fmean(values) if values else None
-
-    def spread(self, name: str) -> float | None:
-        """The standard deviation of a score over the runs, None with fewer than two."""
-        values = self.values(name)
-        return stdev(values) if len(values) > 1 else None
 
     @property
     def dee_is_bound(self) -> bool:
