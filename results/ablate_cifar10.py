@@ -1,9 +1,9 @@
 """The switches of a bridge on CIFAR-10, one at a time, side by side on one GPU; validation images alone.
 
-    python results/ablate_cifar10.py DATA.npz OUT --weights FOLDER --run FOLDER [--epochs 80] [--mixup 0.4]
+    python results/ablate_cifar10.py DATA.npz OUT --weights FOLDER --run FOLDER [--mixup 0.4] [--cutmix 0]
 
 Every bridge reads member 1 and learns from members 1 to 3, from the same start, on the same batches. Mixup
-decides the batches, so another value is another run. Killed, it goes on from the folder of --run.
+and cutmix decide the batches, so another value is another run. Killed, it goes on from the folder of --run.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--mixup", type=float, default=0.4)
+    parser.add_argument("--cutmix", type=float, default=0.0)
     parser.add_argument("--checkpoint-every", type=int, default=800)
     parser.add_argument("--only", nargs="+", help="some of the switches")
     parser.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
@@ -69,7 +70,8 @@ def main() -> None:
     configs = {name: replace(plain, lr=plain.lr * RATES.get(name, 1.0)) for name in methods}
     fit(Together(dict(methods)), data.train.without_labels(), configs, options.run, progress("switches"))
     models: dict[str, torch.nn.Module] = {name: FastEnsemble.of(each) for name, each in methods.items()}
-    measure(options.out, f"switches-mixup{options.mixup:g}", ensemble, models, data, final=False)
+    name = f"switches-mixup{options.mixup:g}-cutmix{options.cutmix:g}"
+    measure(options.out, name, ensemble, models, data, final=False)
 
 
 if __name__ == "__main__":

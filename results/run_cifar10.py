@@ -51,6 +51,7 @@ from ensbridge.train.fit import fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CROP = Augment(crop=4, flip=True)
+CONTROL = "bridge-kl-control.safetensors"
 TABLE_NAMES = {"ED": "ED", "EnD2": "EnD²"}
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -115,6 +116,13 @@ def load_members(weights: Path) -> Ensemble:
     return Ensemble(members).to(DEVICE).eval()
 
 
+def load_control(path: Path) -> FastEnsemble:
+    """The bridge that learnt from its source alone, beside that source."""
+    control = load_model("zoo:cifar10").to(DEVICE)
+    control.bridges[0].load_state_dict(load_file(path, device=DEVICE))
+    return control
+
+
 def save_bridges(out: Path, prefix: str, methods: dict[str, DiffusionBridge]) -> None:
     for name, each in methods.items():
         save_file(
@@ -165,7 +173,7 @@ def bridge_config(options: argparse.Namespace, seed: int) -> FitConfig:
         options.epochs,
         options.batch,
         options.lr,
-        augment=replace(CROP, mixup=options.mixup),
+        augment=replace(CROP, mixup=options.mixup, cutmix=options.cutmix),
         log_every=800,
         checkpoint_every=options.checkpoint_every,
         seed=seed,
@@ -282,9 +290,8 @@ def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> N
     models: dict[str, torch.nn.Module] = {f"DE-{k}": ensemble.first(k) for k in (1, 2, 3)}
     models["+1 DBN (KL)"] = load_model("zoo:cifar10").to(DEVICE)
     models["+2 DBN (KL, DE-5)"] = load_model("zoo:cifar10-2").to(DEVICE)
-    if (path := weights / "bridge-kl-control.safetensors").exists():
-        models["control (KL)"] = control = load_model("zoo:cifar10").to(DEVICE)
-        control.bridges[0].load_state_dict(load_file(path, device=DEVICE))
+    if (path := weights / CONTROL).exists():
+        models["control (KL)"] = load_control(path)
     if (path := weights / "ed.safetensors").exists():
         models["ED"] = student = ResNet.resnet32x2(10).to(DEVICE).eval()
         student.load_state_dict(load_file(path, device=DEVICE))
@@ -331,6 +338,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the bridges' weights")
     parser.add_argument("--mixup", type=float, default=0.4)
+    parser.add_argument("--cutmix", type=float, default=0.0)
     parser.add_argument(
         "--held-out", type=int, default=0, help="images of validation to train on, unlabelled"
     )

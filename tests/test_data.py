@@ -14,7 +14,7 @@ from torch import Tensor
 
 import _tiny
 from ensbridge.data import Augment, ImageSet, as_image_set, load_digits
-from ensbridge.data.augment import mixup, random_crop
+from ensbridge.data.augment import cutmix, mixup, random_crop
 from ensbridge.data.digits import NOISE
 
 # Images in memory
@@ -182,11 +182,49 @@ def test_mixup_stays_between_its_two_images_even_for_a_tiny_alpha() -> None:
     assert found.dtype == images.dtype
 
 
+@pytest.mark.parametrize("alpha", [0.4, 1.0])
+def test_cutmix_pastes_one_rectangle_of_the_neighbour_of_a_beta_share(alpha: float) -> None:
+    count, (height, width) = 1000, (40, 60)
+    images = torch.arange(count, dtype=torch.float32).view(count, 1, 1, 1).expand(count, 1, height, width)
+    found = cutmix(images, alpha, _tiny.generator())
+    pasted = found != images
+    assert torch.where(pasted, images.roll(1, 0), images).equal(found)
+    rows, columns = pasted[:, 0].any(2), pasted[:, 0].any(1)
+    assert (rows[:, :, None] & columns[:, None, :]).equal(pasted[:, 0])  # a product of rows and columns,
+    for lines in (rows, columns):  # each without a gap
+        assert (lines.int().diff(dim=1).abs().sum(1) + lines[:, 0] + lines[:, -1] <= 2).all()
+    # A side is right to a pixel: so is its share, whose square is the area's.
+    side = rows.double().mean(1)
+    assert (side - columns.double().mean(1)).abs().max() < 1 / height + 1 / width
+    law = scipy.stats.beta(alpha, alpha)
+    for share in (0.1, 0.5, 0.9):
+        expected = law.cdf(share**2)
+        assert abs((side < share).double().mean().item() - expected) < 4.5 * math.sqrt(0.25 / count)
+
+
+def test_with_mixup_and_cutmix_each_image_is_mixed_in_one_way() -> None:
+    images = torch.rand(400, 1, 6, 6, generator=_tiny.generator(1))
+    other = images.roll(1, 0)
+    found = Augment(mixup=3.0, cutmix=3.0)(images, _tiny.generator())
+    pasted = ((found == images) | (found == other)).flatten(1).all(1)
+    share = (found - other) / (images - other)
+    blended = (share - share.flatten(1).median(1).values.view(-1, 1, 1, 1)).abs().flatten(1).amax(1) < 1e-2
+    assert (pasted | blended).all()
+    assert abs(pasted.double().mean().item() - 0.5) < 4.5 * 0.5 / 20
+
+
 def test_augmentation_is_repeated_by_its_generator_and_does_nothing_by_default() -> None:
     images = _tiny.images()
     before = images.clone()
     assert Augment()(images) is images
-    for augment in (Augment(crop=2), Augment(flip=True), Augment(noise=0.1), Augment(mixup=0.4)):
+    for augment in (
+        Augment(crop=2),
+        Augment(flip=True),
+        Augment(noise=0.1),
+        Augment(mixup=0.4),
+        Augment(cutmix=1.0),
+        Augment(mixup=0.4, cutmix=1.0),
+    ):
         results = [augment(images, _tiny.generator(seed)) for seed in (1, 1, 2)]
         assert results[0].equal(results[1])
         assert not results[0].equal(results[2])
@@ -204,7 +242,7 @@ def test_augmentations_are_applied_in_their_order() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("arguments", [{"crop": -1}, {"noise": -0.5}, {"mixup": -0.4}])
+@pytest.mark.parametrize("arguments", [{"crop": -1}, {"noise": -0.5}, {"mixup": -0.4}, {"cutmix": -1.0}])
 def test_a_bad_augmentation_is_refused_with_its_value(arguments: dict[str, Any]) -> None:
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError, match=f"{name} is {value}"):

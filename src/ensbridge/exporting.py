@@ -33,6 +33,7 @@ from ensbridge.inference import prepare_for_inference
 from ensbridge.methods.diffusion_bridge import Bridge
 from ensbridge.saving import load
 from ensbridge.saving.description import LARGEST_IMAGE
+from ensbridge.words import one_line
 
 Target = Literal["onnx", "pt2"]
 Run = Callable[[Tensor], Tensor]
@@ -194,16 +195,6 @@ def cannot_take(images: Tensor, error: Exception) -> str:
         f"the model cannot take images of shape {shape} and type {kind} ({one_line(error)}); give theirs, "
         "such as --image-shape 3,32,32"
     )
-
-
-def one_line(error: Exception) -> str:
-    """The beginning of an error's words, on one line.
-
-    >>> one_line(RuntimeError("no kernel\\n  for this")), one_line(KeyError())
-    ('no kernel for this', 'KeyError')
-    """
-    text = " ".join(str(error).split())
-    return (text[:200] + "…" if len(text) > 200 else text) or type(error).__name__
 
 
 def _check_target(to: str) -> None:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ensbridge.agreement import TOLERANCE, difference, tolerance
 from ensbridge.benching.memory import peak_memory, resident
 from ensbridge.capturing import capture
-from ensbridge.exporting import one_line, silence, trace, write_onnx
+from ensbridge.exporting import silence, trace, write_onnx
+from ensbridge.words import one_line
 
 Runtime = Literal["eager", "compiled", "onnxruntime"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)

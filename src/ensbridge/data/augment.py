@@ -11,12 +11,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to a batch of training images, in this order: crop, flip, noise, mixup.
+    """What is done to a batch of training images, in this order: crop, flip, noise, mixup or cutmix.
 
     `crop` pads by so many zeros on each side and cuts the native size out at random; `flip` mirrors half of
     the images; `noise` adds fresh Gaussian noise of that deviation; `mixup` mixes each image with another
-    of the batch, λ ~ Beta(mixup, mixup) drawn for each image. Labels are never mixed: mixup is for methods
-    whose target is a teacher's answer on the mixed image.
+    of the batch, λ ~ Beta(mixup, mixup) drawn for each image; `cutmix` pastes a rectangle of another into
+    each, whose share of the area is drawn likewise; with both, each image is mixed in one of the two ways.
+    Labels are never mixed: both are for methods whose target is a teacher's answer on the mixed image.
 
     >>> images = torch.rand(4, 3, 8, 8)
     >>> Augment()(images) is images
@@ -29,9 +30,10 @@ class Augment:
     flip: bool = False
     noise: float = 0.0
     mixup: float = 0.0
+    cutmix: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("crop", "noise", "mixup"):
+        for name in ("crop", "noise", "mixup", "cutmix"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 (off) or more")
 
@@ -46,8 +48,14 @@ class Augment:
             images = images + self.noise * torch.randn(
                 images.shape, generator=generator, device=images.device
             )
+        if self.mixup and self.cutmix:
+            blended, pasted = mixup(images, self.mixup, generator), cutmix(images, self.cutmix, generator)
+            coin = torch.rand(len(images), 1, 1, 1, generator=generator, device=images.device)
+            return torch.where(coin < 0.5, blended, pasted)
         if self.mixup:
-            images = mixup(images, self.mixup, generator)
+            return mixup(images, self.mixup, generator)
+        if self.cutmix:
+            return cutmix(images, self.cutmix, generator)
         return images
 
 
@@ -66,10 +74,27 @@ def random_crop(images: Tensor, pad: int, generator: torch.Generator | None = No
 
 def mixup(images: Tensor, alpha: float, generator: torch.Generator | None = None) -> Tensor:
     """λ·x + (1 - λ)·x' with x' another image of the batch and λ ~ Beta(alpha, alpha) for each image."""
-    shape = torch.full((2, len(images), 1, 1, 1), float(alpha), device=images.device)
-    # Beta from two gammas, since torch's Beta takes no generator; in double, as a small alpha underflows.
-    gammas = torch._standard_gamma(shape.double(), generator=generator)  # pyright: ignore[reportPrivateImportUsage]
-    gammas = gammas.clamp_min(1e-300)
-    share = (gammas[0] / gammas.sum(0)).to(images.dtype)
+    share = _beta(images, alpha, generator)
     # A batch is in random order already, so the neighbour is a random partner.
     return share * images + (1 - share) * images.roll(1, 0)
+
+
+def cutmix(images: Tensor, alpha: float, generator: torch.Generator | None = None) -> Tensor:
+    """Each image with a rectangle of another, which has a Beta(alpha, alpha) share of the area."""
+    count, _, height, width = images.shape
+    side = _beta(images, alpha, generator).sqrt()  # of the rectangle, in sides of the image
+    corner = torch.rand(2, count, 1, 1, 1, generator=generator, device=images.device) * (1 - side)
+    rows = ((torch.arange(height, device=images.device) + 0.5) / height)[:, None]
+    columns = (torch.arange(width, device=images.device) + 0.5) / width
+    inside = (rows >= corner[0]) & (rows < corner[0] + side)
+    inside = inside & (columns >= corner[1]) & (columns < corner[1] + side)
+    return torch.where(inside, images.roll(1, 0), images)
+
+
+def _beta(images: Tensor, alpha: float, generator: torch.Generator | None) -> Tensor:
+    """A share ~ Beta(alpha, alpha) for each image: (B, 1, 1, 1)."""
+    shape = torch.full((2, len(images), 1, 1, 1), float(alpha), device=images.device)
+    # From two gammas, since torch's Beta takes no generator; in double, as a small alpha underflows.
+    gammas = torch._standard_gamma(shape.double(), generator=generator)  # pyright: ignore[reportPrivateImportUsage]
+    gammas = gammas.clamp_min(1e-300)
+    return (gammas[0] / gammas.sum(0)).to(images.dtype)

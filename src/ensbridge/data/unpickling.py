@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ensbridge.words import one_line
+
 _DEEPEST = 4  # a dictionary of lists of strings has 3
 
 
@@ -42,14 +44,10 @@ def read_pickle(content: bytes, where: str) -> dict[str, Any]:
             f"{where} needs more memory than there is; free some, or get the file again"
         ) from error
     except Exception as error:  # a damaged stream fails in any way it likes
-        raise ValueError(f"{where} is cut short or damaged ({_one_line(error)}); get it again") from error
+        raise ValueError(f"{where} is cut short or damaged ({one_line(error)}); get it again") from error
     if not isinstance(value, dict):
         raise ValueError(f"{where} holds a {type(value).__name__}, not a dictionary; get it again")
     return {key if isinstance(key, str) else key.decode("latin1"): each for key, each in value.items()}
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 def _look_through(content: bytes) -> None:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ensbridge.nets import MapScore, Preprocessed, ResNet, ScoreNet, Tail, TokenScore
 from ensbridge.saving.reading import REMEDY, read_arguments, short
+from ensbridge.words import one_line
 
 # All that a file may name without the caller's leave. Looked up, never imported.
 OURS: dict[str, type[MapScore | ResNet | ScoreNet | Tail | TokenScore]] = {
@@ -138,7 +139,7 @@ def _careful(build: Callable[..., object], arguments: Mapping[str, Any], where: 
             net = build(**arguments)
         except Exception as error:  # whatever a constructor makes of values it was never meant for
             raise ValueError(
-                f"{where} cannot be built ({_one_line(error)}); give the arguments that built it, or leave "
+                f"{where} cannot be built ({one_line(error)}); give the arguments that built it, or leave "
                 "it out and pass the network to load as source="
             ) from error
         if not isinstance(net, nn.Module):
@@ -146,11 +147,6 @@ def _careful(build: Callable[..., object], arguments: Mapping[str, Any], where: 
         return net
 
     return made
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return "".join(each for each in text if each.isprintable())[:200]
 
 
 def _find(build: str, allow: Collection[str], where: str) -> Callable[..., object]:
