@@ -85,6 +85,26 @@ def test_the_numbers_are_those_of_the_predictions() -> None:
     assert found.row is None
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_whole_set_passes_every_network_once(labelled: bool) -> None:
+    fast, members = compressed(MEMBERS[1])
+    test = (IMAGES, labels(MEMBERS[1])) if labelled else IMAGES
+    seen = dict.fromkeys(range(3), 0)
+    hooks = [
+        member.register_forward_hook(
+            lambda _, inputs, __, number=number: seen.update(
+                {number: seen[number] + len(inputs[0]) * (len(inputs[0]) == len(IMAGES))}
+            )
+        )
+        for number, member in enumerate(members)
+    ]
+    fast.fidelity(test, members=members)
+    for hook in hooks:
+        hook.remove()
+    # The source is member 1, which the network runs too, and its bridge here runs member 2.
+    assert seen == {0: 2 * len(IMAGES), 1: 2 * len(IMAGES), 2: len(IMAGES)}
+
+
 def test_the_ensemble_itself_is_at_no_distance_and_worth_it() -> None:
     fast, members = compressed(eb.Ensemble(MEMBERS), bridge=Recalls)
     found = fast.fidelity(IMAGES, members=members)

@@ -79,15 +79,19 @@ class Ruler:
         target: int | None = None,
         batch_size: int = 256,
         engine: Engine | None = None,
+        ladder: list[Tensor] | None = None,
     ) -> None:
+        """Run every member, unless their `ladder` on the test split is known."""
         self.reference, self.batch_size, self.engine = reference, batch_size, engine
         self.target = len(reference) if target is None else target
         if not 1 <= self.target <= len(reference):
             raise ValueError(f"target is {target}; the reference has {len(reference)} members")
         self.test, self.labels = _labelled(test, "test")
         self.val, self.val_labels = (None, None) if val is None else _labelled(val, "val")
-        self.ladder = _ladder(reference, self.test, batch_size, engine)
-        self.val_ladder = None if self.val is None else _ladder(reference, self.val, batch_size, engine)
+        self.ladder = ladder or predict_ladder(reference, self.test, batch_size, engine)
+        self.val_ladder = (
+            None if self.val is None else predict_ladder(reference, self.val, batch_size, engine)
+        )
         self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.ladder]
         self.image = self.test.batch(torch.arange(1, device=self.test.images.device))[0]
 
@@ -97,17 +101,26 @@ class Ruler:
         return self.ladder[0].shape[1]
 
     def measure(
-        self, models: Mapping[str, nn.Module], aims: Mapping[str, Aim] | None = None
+        self,
+        models: Mapping[str, nn.Module],
+        aims: Mapping[str, Aim] | None = None,
+        known: Mapping[str, Tensor] | None = None,
     ) -> tuple[Row, ...]:
-        """One row for each model."""
+        """One row for each model; one whose log-probabilities on the test split are `known` is not run."""
+        known = known or {}
         for name in aims or {}:
             if name not in models:
                 raise ValueError(f"aims names {name!r}; the models are {', '.join(models)}")
-        return tuple(self._row(name, model, (aims or {}).get(name)) for name, model in models.items())
+        return tuple(
+            self._row(name, model, (aims or {}).get(name), known.get(name)) for name, model in models.items()
+        )
 
-    def _row(self, name: str, model: nn.Module, aim: Aim | None) -> Row:
+    def _row(self, name: str, model: nn.Module, aim: Aim | None, known: Tensor | None) -> Row:
         rung = _rung(model, self.reference)
-        log_probs = self.ladder[rung - 1] if rung else self._predict(model, self.test)
+        if rung:
+            log_probs = self.ladder[rung - 1]
+        else:
+            log_probs = self._predict(model, self.test) if known is None else known
         temperature = self._temperature(model, rung)
         own, size = metrics.nll_per_image(log_probs, self.labels), self.target
         gap, error = None, None
@@ -175,7 +188,9 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
 
 
 @torch.no_grad()
-def _ladder(ensemble: Ensemble, data: ImageSet, batch_size: int, engine: Engine | None) -> list[Tensor]:
+def predict_ladder(
+    ensemble: Ensemble, data: ImageSet, batch_size: int = 256, engine: Engine | None = None
+) -> list[Tensor]:
     """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
     ensemble.eval()
     logits = _in_batches(ensemble.member_logits, data, batch_size, engine, dim=1)

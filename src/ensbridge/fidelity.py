@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ensbridge.cost import count_macs
 from ensbridge.data.loader import Data, ImageSet, collect
 from ensbridge.ensemble import Ensemble, checked_members, try_members, try_network
-from ensbridge.evaluation import Ruler, predict
+from ensbridge.evaluation import Ruler, predict, predict_ladder
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.metrics import fit_temperature, format_dee, gap_closed, nll_per_image
 from ensbridge.nets.preprocessed import Preprocess, with_preprocessing
@@ -91,19 +91,20 @@ def measure_fidelity(
     few = data.subset(torch.arange(min(TRIED, len(data)), device=data.images.device))
     _check_models(fast, ensemble, few)
     costs = _costs(fast, ensemble, few)
-    real, source, ours = (predict(net, data) for net in (ensemble, ensemble.source, fast))
+    ladder, ours = predict_ladder(ensemble, data), predict(fast, data)
+    real, source = ladder[-1], ladder[0]
     raw = (ours * fast.temperature).log_softmax(-1)  # as before calibration
     kls, source_kls = _kl(real, raw), _kl(real, source)
     rows: dict[str, Row] = {}
     if data.labels is not None:
-        ruler = Ruler(ensemble, data)
+        ruler = Ruler(ensemble, data, ladder=ladder)
         models = {"source": ensemble.source, "this": fast, "ensemble": ensemble}
-        rows = dict(zip(models, ruler.measure(models), strict=True))
+        rows = dict(zip(models, ruler.measure(models, known={"this": ours}), strict=True))
         rows["this"] = _before_calibration(rows["this"], ruler, raw)
-        ladder = [_best_nll(each, data.labels) for each in ruler.ladder]
+        best = [_best_nll(each, data.labels) for each in ladder]
         nearer = kls.mean().item() < source_kls.mean().item()
         own = nll_per_image(ours, data.labels)
-        worth_it, verdict = _labelled_verdict(rows["source"].nll, ladder, own, nearer, costs)
+        worth_it, verdict = _labelled_verdict(rows["source"].nll, best, own, nearer, costs)
     else:
         worth_it, verdict = _unlabelled_verdict(source_kls, kls, costs)
     return Fidelity(
