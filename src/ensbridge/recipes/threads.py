@@ -52,8 +52,14 @@ def side_by_side(jobs: Sequence[Job], advance: Callable[[int], None], workers: i
     stop = threading.Event()
 
     def run(job: Job) -> None:
+        if stop.is_set():  # a worker is free before the others hear why
+            return
         torch.set_num_threads(1)  # OpenMP counts threads for each calling thread
-        job(_counted(advance, stop))
+        try:
+            job(_counted(advance, stop))
+        except BaseException:
+            stop.set()
+            raise
 
     with ThreadPoolExecutor(workers) as pool:
         try:

@@ -1,0 +1,62 @@
+"""Jobs in two threads: all of them run, and none begins once one has stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ensbridge.recipes.threads import side_by_side
+from ensbridge.train.fit import Progress
+
+
+def test_all_jobs_run_and_their_steps_are_counted() -> None:
+    done: list[int] = []
+
+    def job(number: int) -> Callable[[Progress], None]:
+        def run(progress: Progress) -> None:
+            for step in range(1, number + 1):
+                progress(step, number, 0.0)
+            done.append(number)
+
+        return run
+
+    steps: list[int] = []
+    side_by_side([job(number) for number in range(1, 6)], steps.append)
+    assert sorted(done) == [1, 2, 3, 4, 5]
+    assert sum(steps) == 15
+
+
+def beside(progress: Progress) -> None:
+    """Take steps until told to stop."""
+    for step in range(1, 10**9):
+        progress(step, 10**9, 0.0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_job_begins_after_one_has_failed(workers: int) -> None:
+    """The worker of a failed job is free at once: it must not take the next before the others hear of it."""
+    begun: list[int] = []
+
+    def fail(progress: Progress) -> None:
+        raise TimeoutError("time is up")
+
+    for _ in range(50):
+        with pytest.raises(TimeoutError, match="time is up"):
+            side_by_side(
+                [fail, *[beside] * (workers - 1), lambda progress: begun.append(1)],
+                lambda steps: None,
+                workers,
+            )
+    assert not begun
+
+
+def test_an_error_stops_the_job_beside_it_at_its_next_step() -> None:
+    steps: list[int] = []
+
+    def fail(progress: Progress) -> None:
+        raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        side_by_side([fail, beside], steps.append)
+    assert len(steps) < 10**8
