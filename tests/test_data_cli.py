@@ -51,6 +51,31 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
 
 
+def test_commands_that_are_recommended_can_be_pasted(run: Run) -> None:
+    _, out, _ = run("data", "list", "--root", "my data")
+    assert "to get it: ensbridge data get cifar10 --root 'my data'\n" in out
+    assert "imagenet64     not there; unpack train_data_batch_1 to _10" in out
+    code, _, err = run("data", "corrupt", "cifar10", "--root", "my data")
+    assert code == 2
+    assert "cifar10 is not in my data; to get it: ensbridge data get cifar10 --root 'my data'" in err
+
+
+def test_a_set_of_another_shape_is_not_corrupted(run: Run, tmp_path: Path) -> None:
+    grey = {
+        "train_images": np.zeros((40, 32, 32, 1), np.uint8),
+        "train_labels": np.arange(40) * 7 % 4,
+        "test_images": np.zeros((4, 32, 32, 1), np.uint8),
+        "test_labels": np.arange(4),
+    }
+    np.savez(tmp_path / "grey.npz", **grey)
+    code, _, err = run("data", "corrupt", "grey.npz", "--out", "made")
+    assert code == 2
+    assert (
+        "grey.npz has test images of (32, 32, 1); the corruptions are made for colour images of 32×32" in err
+    )
+    assert not (tmp_path / "made").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "options"), [(["get"], ["--root", "--quiet"]), (["list"], ["--root", "--check"])]
 )

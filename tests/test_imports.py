@@ -27,7 +27,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("evaluation", "fast_ensemble", "fidelity", "inference", "robustness", "saving", "train"),
     ("methods",),
     ("ensemble", "sampler", "nets", "data"),
-    ("schedule", "metrics", "agreement", "cost", "devices", "scores", "files", "progress", "words"),
+    ("schedule", "metrics", "agreement", "cost", "devices", "scores", "files", "progress"),
+    ("words",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 NEIGHBOURS_TALK = (FLOOR["train"], FLOOR["nets"])

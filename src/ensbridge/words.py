@@ -1,6 +1,8 @@
-"""Others' words in a sentence of ours. No torch here."""
+"""What goes into a sentence: others' words, and commands that can be pasted. No torch here."""
 
 from __future__ import annotations
+
+import shlex
 
 
 def one_line(error: Exception) -> str:
@@ -13,3 +15,13 @@ def one_line(error: Exception) -> str:
     """
     text = "".join(each for each in " ".join(str(error).split()) if each.isprintable())
     return (text[:200] + "…" if len(text) > 200 else text) or type(error).__name__
+
+
+def command(*words: object) -> str:
+    """A command of ours, as a shell reads it.
+
+    >>> command("data get cifar10 --root", "my data")
+    "ensbridge data get cifar10 --root 'my data'"
+    """
+    first, *rest = map(str, words)
+    return " ".join(["ensbridge", first, *map(shlex.quote, rest)])

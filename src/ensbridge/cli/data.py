@@ -10,6 +10,7 @@ import typer
 
 from ensbridge.cli.base import Quiet, app, say
 from ensbridge.progress import progress_bars
+from ensbridge.words import command
 
 data = typer.Typer(
     help="Data sets: get them, see what is there.", no_args_is_help=True, rich_markup_mode=None
@@ -39,7 +40,7 @@ def get(
         place = fetch_set(
             name, root, reporter.stage, tell=lambda line: print(f"ensbridge: {line}", file=sys.stderr)
         )
-    say(f"{place} holds {name}, verified. To see what is there: ensbridge data list --root {root}")
+    say(f"{place} holds {name}, verified. To see what is there: {command('data list --root', root)}")
 
 
 @data.command("list")
@@ -90,13 +91,18 @@ def corrupt(
     Example: ensbridge data corrupt cifar10 --root data
     """
     from ensbridge.data import open_splits
-    from ensbridge.data.corruptions import SEVERITIES, default_folder, write_corrupted
+    from ensbridge.data.corruptions import SEVERITIES, SIZE, default_folder, write_corrupted
 
     severities = sorted(set(severity or SEVERITIES))
     folder = out or root / default_folder(source, severities)
     test = open_splits(source, root).test
     assert test.labels is not None
     images, labels = test.images.permute(0, 2, 3, 1).contiguous().numpy(), test.labels.numpy()
+    if images.shape[1:] != (SIZE, SIZE, 3):
+        raise ValueError(
+            f"{source} has test images of {images.shape[1:]}; the corruptions are made for colour images of "
+            f"{SIZE}×{SIZE}: give such a set"
+        )
     with progress_bars(quiet) as reporter:
         write_corrupted(images, labels, folder, seed, severities, reporter=reporter)
     at = ", ".join(map(str, severities))

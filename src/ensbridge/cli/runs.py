@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ensbridge.cli.base import Quiet, app, fail, say
 from ensbridge.progress import progress_bars
+from ensbridge.words import command
 
 if TYPE_CHECKING:
     from ensbridge.scores import Summary
@@ -91,7 +92,7 @@ def train(
     asked = dict.fromkeys(stage or ["all"])
     stages = tuple(dict.fromkeys(s for name in asked for s in (ALL_STAGES if name == "all" else [name])))
     folder = out or Path("runs") / recipe
-    words = f"{folder} is trained: {', '.join(stages)}. To measure it: ensbridge evaluate {folder}"
+    words = f"{folder} is trained: {', '.join(stages)}. To measure it: {command('evaluate', folder)}"
     try:
         with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
             lines = outline(plan.recipe(), stages)

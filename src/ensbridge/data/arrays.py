@@ -13,6 +13,7 @@ import numpy as np
 from ensbridge.data.checks import channels_first, hold_out_last, image_set, join
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
+from ensbridge.words import one_line
 
 _NEEDED = tuple(f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels"))
 _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, ValueError, OSError, KeyError, NotImplementedError)
@@ -25,10 +26,9 @@ def read_npz(path: Path | str) -> Splits:
     9,040 of 50,000; a set that lies class by class is refused, as only some classes would be in it.
     """
     path = Path(path)
-    found = _arrays(path)
-    missing = [name for name in _NEEDED if name not in found]
-    if missing:
-        has = ", ".join(sorted(found)) or "nothing"
+    found, names = _arrays(path)
+    if missing := [name for name in _NEEDED if name not in found]:
+        has = ", ".join(sorted(names)[:8]) + (", …" if len(names) > 8 else "") or "nothing"
         raise ValueError(
             f"{path} has no {', '.join(missing)} (it has: {has}); save the arrays by these names"
         )
@@ -62,23 +62,26 @@ def _agree(splits: Splits, path: Path) -> None:
         )
 
 
-def _arrays(path: Path) -> dict[str, Any]:
+def _arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The arrays of a set, and the names of all that are there."""
     try:
         if path.is_file() and not zipfile.is_zipfile(path):  # np.load would take other kinds as well
             raise ValueError("it is no zip file")
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files if name.split("_")[0] in ("train", "val", "test")}
+            ours = [name for name in file.files if name.split("_")[0] in ("train", "val", "test")]
+            return {name: file[name] for name in ours}, file.files
     except FileNotFoundError as error:
         raise ValueError(f"{path} does not exist; give an .npz") from error
     except _DAMAGE as error:
-        what = " ".join(str(error).split())[:120]
         raise ValueError(
-            f"{path} is cut short or no .npz of plain arrays ({what}); write it again"
+            f"{path} is cut short or no .npz of plain arrays ({one_line(error)}); write it again"
         ) from error
 
 
 def _part(found: dict[str, Any], part: str, path: Path) -> ImageSet:
     images = channels_first(found[f"{part}_images"], f"{path}: {part}_images")
+    if len(images) == 0:
+        raise ValueError(f"{path}: {part}_images holds no image; give at least one")
     return image_set(images, found[f"{part}_labels"], f"{path}: {part}")
 
 
@@ -93,8 +96,7 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
                     header = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
                     found[name.removesuffix(".npy")] = getattr(np.lib.format, header)(file)[0]
     except _DAMAGE as error:
-        what = " ".join(str(error).split())[:120]
-        raise ValueError(f"{path} is cut short or no .npz of plain arrays ({what})") from error
+        raise ValueError(f"{path} is cut short or no .npz of plain arrays ({one_line(error)})") from error
     return found
 
 

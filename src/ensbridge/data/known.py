@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ensbridge.data.checks import checksum
 from ensbridge.data.digits import Splits
+from ensbridge.words import command
 
 Stage = Callable[[str, int], Callable[[int], None]]  # begins a progress bar, as ensbridge.progress.Bars.stage
 
@@ -38,6 +39,12 @@ class KnownSet:
         """The name of the official archive."""
         return self.url.rsplit("/", 1)[-1]
 
+    def remedy(self, root: Path) -> str:
+        """How to have the set in a folder where it is not."""
+        if self.url:
+            return f"to get it: {command(f'data get {self.name} --root', root)}"
+        return "unpack train_data_batch_1 to _10 and val_data, from image-net.org, into its folder imagenet64"
+
     def check(self, splits: Splits, where: Path | str) -> None:
         """ValueError where the numbers of images, their shape or the labels are not this set's."""
         found = tuple(len(part) for part in splits)
@@ -49,6 +56,11 @@ class KnownSet:
                 raise ValueError(f"{where} has images of {shape}; those of {self.title} are {self.shape}")
             if part.labels is None or int(part.labels.max()) >= self.classes:
                 raise ValueError(f"{where} has labels beyond the {self.classes} classes of {self.title}")
+        assert splits.train.labels is not None
+        if (classes := len(splits.train.labels.unique())) != self.classes:
+            raise ValueError(
+                f"{where} has images of {classes} classes; {self.title} has {self.classes}, so move it away"
+            )
 
     def verify(self, splits: Splits, where: Path | str, in_order: bool = False) -> None:
         """ValueError where a pixel or a label is not this set's; with `in_order`, also where one is moved."""

@@ -39,10 +39,7 @@ def list_sets(root: Path | str, check: bool = False, stage: Stage = silent) -> l
 def _describe(name: str, place: Path | None, root: Path, check: bool, stage: Stage) -> Found:
     known = KNOWN.get(name)
     if place is None:
-        remedy = (
-            f"to get it: ensbridge data get {name} --root {root}" if known and known.url else "got by hand"
-        )
-        return Found(name, None, f"not there; {remedy}")
+        return Found(name, None, f"not there; {known.remedy(root)}" if known else "not there")
     try:
         return Found(name, place, _checked(known, place, stage) if check else _glance(place))
     except ValueError as error:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ensbridge.words import one_line
+
 _MOST_PIXELS = 2**25  # more than any image of a set, or sheet of them, has
 
 
@@ -42,6 +44,8 @@ def upright(picture: Any, mode: str) -> Any:
 def decode(content: bytes, where: str) -> np.ndarray:
     """The pixels (H, W, 3) of an image file; grey ones become colour, transparency is left out."""
     image = pillow()
+    from PIL import UnidentifiedImageError
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", image.DecompressionBombWarning)
@@ -51,5 +55,5 @@ def decode(content: bytes, where: str) -> np.ndarray:
                     raise ValueError(f"{width}×{height} pixels are too many")
                 return np.asarray(upright(picture, "RGB"))
     except Exception as error:  # Pillow's decoders fail in many ways on damaged files
-        what = " ".join(str(error).split())[:120]
+        what = "of no known kind" if isinstance(error, UnidentifiedImageError) else one_line(error)
         raise ValueError(f"{where} is no whole image ({what}); restore it, or take it out") from error

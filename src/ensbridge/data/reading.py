@@ -31,8 +31,7 @@ def open_splits(source: Path | str, root: Path | str | None = None, stage: Stage
         known, folder = KNOWN[source], Path(default_root() if root is None else root)
         place = find(known, folder)
         if place is None:
-            remedy = f"to get it: ensbridge data get {source} --root {folder}"
-            raise ValueError(f"{source} is not in {folder}; {remedy if known.url else _BY_HAND}")
+            raise ValueError(f"{source} is not in {folder}; {known.remedy(folder)}")
         splits = open_path(place, stage)
         known.check(splits, place)
         return splits
@@ -40,9 +39,6 @@ def open_splits(source: Path | str, root: Path | str | None = None, stage: Stage
         names = ", ".join(KNOWN)
         raise ValueError(f"{source} does not exist, nor is it a known set; those are: {names}")
     return open_path(Path(source), stage)
-
-
-_BY_HAND = "unpack train_data_batch_1 to _10 and val_data, from image-net.org, into its folder imagenet64"
 
 
 def find(known: KnownSet, root: Path) -> Path | None:

@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ensbridge.scores.rows import MOST, Bin, CorruptedRow, Range, Row, Scores
+from ensbridge.words import command
 
 # The file may be anything, a stranger's or a letter: it is never to be deleted on our word.
 REMEDY = "give a scores.json as ensbridge evaluate writes it"
@@ -23,7 +24,7 @@ def read_scores(path: str | Path) -> Scores:
         if not path.is_file():
             raise ValueError(
                 f"{folder} holds no scores.json; give the folder of an evaluated run "
-                f"(ensbridge evaluate {folder})"
+                f"({command('evaluate', folder)})"
             )
     if not path.is_file():
         raise ValueError(f"{path} does not exist; give a scores.json or the run folder that holds one")

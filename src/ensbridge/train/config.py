@@ -100,12 +100,17 @@ class FitConfig:
 def describe_config(config: FitConfig) -> dict[str, Any]:
     """What of a configuration decides the result; how often it is saved and logged does not.
 
-    >>> "log_every" in describe_config(FitConfig(epochs=1, batch_size=2, lr=0.1))
-    False
+    A switch that came later is left out where it is off, so that runs begun before it go on.
+
+    >>> found = describe_config(FitConfig(epochs=1, batch_size=2, lr=0.1))
+    >>> "log_every" in found, "cutmix" in found["augment"]
+    (False, False)
     """
-    return {
-        key: value for key, value in asdict(config).items() if key not in ("checkpoint_every", "log_every")
-    }
+    described = asdict(config)
+    del described["checkpoint_every"], described["log_every"]
+    if not config.augment.cutmix:
+        del described["augment"]["cutmix"]
+    return described
 
 
 def derive_seed(*parts: int | str) -> int:
