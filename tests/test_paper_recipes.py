@@ -95,5 +95,6 @@ def test_every_row_of_the_papers_cifar_10_table_has_a_name_here() -> None:
     target, sizes = own.target, rival_sizes(own)
     made = {f"DE-{k}" for k in range(1, own.members + 1)}
     made |= {"+1 DBN", f"+{(own.members - 1) // (target - 1)} DBN (DE-{own.members})", "ED", "EnD²"}
+    made |= {f"{rival} (DE-{size})" for rival in ("ED", "EnD²") for size in sizes[1:]}
     made |= {f"+{size - 1} BN small" for size in sizes} | {f"+{target - 1} BN medium"}
     assert {row.model for row in paper_rows("cifar10")} <= made

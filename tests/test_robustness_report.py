@@ -124,7 +124,7 @@ def test_runs_on_different_corrupted_images_are_not_averaged() -> None:
         summarise([shifted(6, OURS), shifted(7, OURS, severities=1)], ["a", "b"])
     plain = replace(shifted(8, OURS), corrupted=(), corrupted_set=None)
     group = summarise([plain, shifted(7, OURS)]).corrupted[0]
-    assert (group.runs, len(group.rows)) == (1, 1)
+    assert (group.runs, len(group.rows)) == (2, 1)
 
 
 # ------------------------------------------------------------------------------ the report

@@ -35,13 +35,13 @@ class Averaged(Protocol):
 
 
 def number(name: str, digits: int) -> Callable[[Averaged], str]:
-    """Mean and, over several runs, standard deviation."""
+    """Mean and, over several runs, standard deviation; a number that is the same in all of them has none."""
 
     def cell(group: Averaged) -> str:
         mean, spread = group.mean(name), group.spread(name)
         if mean is None:
             return "–"
-        return f"{mean:.{digits}f}" if spread is None else f"{mean:.{digits}f} ± {spread:.{digits}f}"
+        return f"{mean:.{digits}f} ± {spread:.{digits}f}" if spread else f"{mean:.{digits}f}"
 
     return cell
 

@@ -64,8 +64,7 @@ def group_corrupted(runs: Sequence[Sequence[CorruptedRow]]) -> tuple[CorruptedGr
     for rows in runs:
         for model in dict.fromkeys(row.model for row in rows):
             found.setdefault(model, []).append(tuple(row for row in rows if row.model == model))
-    count = sum(bool(rows) for rows in runs)
-    return tuple(CorruptedGroup(tuple(each), count) for each in found.values())
+    return tuple(CorruptedGroup(tuple(each), len(runs)) for each in found.values())
 
 
 def images_of(rows: Sequence[CorruptedRow]) -> dict[tuple[int, str], str]:

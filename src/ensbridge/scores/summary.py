@@ -103,6 +103,12 @@ class Summary:
         return self._groups("capacity")
 
     @property
+    def shares_members(self) -> bool:
+        """Whether there are several runs, in which every ensemble has the very same NLL."""
+        ensembles = [group for group in self.rows if group.method == "DE"]
+        return len(self.runs) > 1 and bool(ensembles) and not any(group.spread("nll") for group in ensembles)
+
+    @property
     def corrupted(self) -> tuple[CorruptedGroup, ...]:
         """One group for each model under corruptions, over the runs that measured it."""
         return group_corrupted([run.corrupted for run in self.runs])
