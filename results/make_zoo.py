@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 import ensbridge as eb
-from ensbridge.methods import Bridge
+from ensbridge.methods import Bridge, BridgeConfig
 
 HERE = Path(__file__).parent / "cifar10"
 ZOO = Path(eb.__file__).parent / "zoo"
@@ -23,7 +23,7 @@ MODELS = {"cifar10": (["bridge-kl-a"], 3), "cifar10-2": (["bridge-kl-a", "bridge
 
 
 def bridge(path: Path) -> Bridge:
-    made = Bridge(eb.nets.ScoreNet.cifar10(z_input="none")).one_step()
+    made = Bridge(eb.nets.ScoreNet.cifar10(z_input="none"), BridgeConfig(ema=0.9995)).one_step()
     made.load_state_dict(load_file(path))
     return made
 
