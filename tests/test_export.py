@@ -256,6 +256,49 @@ def test_an_export_that_fails_its_check_leaves_the_earlier_one(
     assert contents(tmp_path) == {"model.pt2": b"earlier"}
 
 
+def coarse(x: Tensor) -> Tensor:
+    """Most of the digits go: float32 has a thousandth left."""
+    return (x + 1e4) - 1e4
+
+
+@pytest.mark.parametrize(
+    ("part", "off", "is_rounding"),
+    [
+        (coarse, 0.0, True),
+        (coarse, 5e-4, True),
+        (coarse, 5e-2, False),
+        (torch.sin, 5e-4, False),
+        (lambda x: coarse(x) + 1e-3 * torch.rand_like(x), 5e-4, False),  # is never the same twice
+        (lambda x: coarse(x.float() @ torch.eye(3)) + x.new_zeros(3, dtype=torch.float32), 0.0, True),
+        (lambda x: coarse(x @ torch.eye(3)), 0.0, False),  # cannot run in double
+    ],
+)
+def test_an_export_may_be_as_far_off_as_the_models_own_rounding(
+    part: Callable[[Tensor], Tensor], off: float, is_rounding: bool
+) -> None:
+    model = vectors(part).requires_grad_(False)
+    expected = model(IMAGES)
+    assert room._is_rounding(model, model, IMAGES, expected, expected + off) == is_rounding
+
+
+@pytest.mark.parametrize(("off", "refused"), [(0.0, False), (5e-2, True)])
+def test_where_float32_cannot_tell_an_export_is_compared_in_double(
+    off: float, refused: bool, program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = vectors(coarse).requires_grad_(False)
+    monkeypatch.setattr(room, "trace", lambda *_: program)
+    exact = vectors(coarse).requires_grad_(False).double()  # better than the model itself
+    monkeypatch.setattr(room, "_open_pt2", lambda _: lambda images: exact(images.double()).float() + off)
+    if refused:
+        with pytest.raises(FloatingPointError, match="differs from the model"):
+            export(model, tmp_path / "model.pt2", "pt2", IMAGES)
+    else:
+        done = export(model, tmp_path / "model.pt2", "pt2", IMAGES)
+        assert 0 < done.coarse <= done.batches
+        assert done.difference <= done.tolerance
+        assert f"on {done.coarse} the model's own logits are rounded further" in str(done)
+
+
 def drop(x: Tensor) -> Tensor:
     return nn.functional.dropout(x, 0.5, training=True)
 
