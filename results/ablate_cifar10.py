@@ -3,7 +3,8 @@
     python results/ablate_cifar10.py DATA.npz OUT --weights FOLDER --run FOLDER [--mixup 0.4] [--cutmix 0]
 
 Every bridge reads member 1 and learns from members 1 to 3, from the same start, on the same batches. Mixup
-and cutmix decide the batches, so another value is another run. Killed, it goes on from the folder of --run.
+and cutmix decide the batches, so another value is another run. NLLs are compared image by image. Killed, it
+goes on from the folder of --run.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from run_cifar10 import DEVICE, bridge_config, load, load_members, measure, progress
 
+from ensbridge.data import ImageSet
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import BridgeConfig, DiffusionBridge, Together
 from ensbridge.nets import ScoreNet
@@ -35,6 +38,7 @@ SWITCHES: dict[str, BridgeConfig] = {
     "not centred": replace(BASE, centre=False),
 }
 RATES = {"rate / 2": 0.5, "rate × 2": 2.0}
+CONTROLS = {"KL": "control", "T = 4": "control, T = 4"}
 
 
 def main() -> None:
@@ -65,13 +69,30 @@ def main() -> None:
     plain = bridge_config(options, 0)
     methods = {name: method(config) for name, config in SWITCHES.items()}
     methods |= {name: method(BASE) for name in RATES}
-    methods |= {"bridge's own loss": method(BASE, "bridge"), "control": method(BASE, target=(0,))}
+    methods |= {control: method(SWITCHES[name], target=(0,)) for name, control in CONTROLS.items()}
+    methods |= {"bridge's own loss": method(BASE, "bridge")}
     methods = {name: each for name, each in methods.items() if name in (options.only or methods)}
     configs = {name: replace(plain, lr=plain.lr * RATES.get(name, 1.0)) for name in methods}
     fit(Together(dict(methods)), data.train.without_labels(), configs, options.run, progress("switches"))
     models: dict[str, torch.nn.Module] = {name: FastEnsemble.of(each) for name, each in methods.items()}
     name = f"switches-mixup{options.mixup:g}-cutmix{options.cutmix:g}"
     measure(options.out, name, ensemble, models, data, final=False)
+    compare(options.out / f"{name}-validation.npz", data.val)
+
+
+def compare(path: Path, held: ImageSet) -> None:
+    """How much higher each NLL is than that of KL, and that of each control than its bridge's."""
+    assert held.labels is not None
+    labels = held.labels.cpu().numpy()
+    with np.load(path) as saved:
+        nlls = {name: -saved[name].astype(np.float64)[np.arange(len(labels)), labels] for name in saved.files}
+    pairs = {name: ("KL", name) for name in nlls if name not in ("KL", *CONTROLS.values())}
+    pairs |= {control: (name, control) for name, control in CONTROLS.items()}
+    print("\n| NLL higher by | than | |\n|---|---|---|")
+    for name, (base, other) in pairs.items():
+        if {base, other} <= set(nlls):
+            more = nlls[other] - nlls[base]
+            print(f"| {name} | {base} | {more.mean():.4f} ± {more.std(ddof=1) / len(more) ** 0.5:.4f} |")
 
 
 if __name__ == "__main__":
