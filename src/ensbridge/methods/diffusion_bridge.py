@@ -161,12 +161,15 @@ class Bridge(nn.Module):
         they come anew from the same seed at each call.
         """
         noisy = generator is not None or self.schedule.variance == "released"
-        own = generator or torch.Generator(source_logits.device).manual_seed(0)
+        drawn = self.config.test_temperature == "drawn"
+        if generator is None and (noisy or drawn):  # a compiler could not make one
+            generator = torch.Generator(source_logits.device).manual_seed(0)
         temperature: Tensor | float = self.config.temperature.mean
-        if self.config.test_temperature == "drawn":
-            temperature = self.config.temperature.sample((len(source_logits), 1), own, source_logits.device)
+        if drawn:
+            rows = (len(source_logits), 1)
+            temperature = self.config.temperature.sample(rows, generator, source_logits.device)
         z1 = self.start(source_logits, temperature)
-        return walk(self.epsilon, self.schedule, z1, h, self.times, own, noise=noisy)
+        return walk(self.epsilon, self.schedule, z1, h, self.times, generator, noise=noisy)
 
     def forward(self, h: Tensor, source_logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Z_0, the logits (B, K) that stand in for the ensemble's."""
