@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -51,12 +52,29 @@ def test_no_job_begins_after_one_has_failed(workers: int) -> None:
     assert not begun
 
 
-def test_an_error_stops_the_job_beside_it_at_its_next_step() -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_an_error_stops_the_job_beside_it_and_is_the_one_that_is_raised(first: bool) -> None:
     steps: list[int] = []
 
     def fail(progress: Progress) -> None:
-        raise ValueError("first")
+        raise ValueError("the reason")
 
-    with pytest.raises(ValueError, match="first"):
-        side_by_side([fail, beside], steps.append)
+    for _ in range(50):
+        with pytest.raises(ValueError, match="the reason"):
+            side_by_side([fail, beside] if first else [beside, fail], steps.append)
     assert len(steps) < 10**8
+
+
+def test_of_several_errors_the_first_jobs_is_raised() -> None:
+    meet = threading.Barrier(2, timeout=10)
+
+    def fail(word: str) -> Callable[[Progress], None]:
+        def run(progress: Progress) -> None:
+            meet.wait()
+            raise ValueError(word)
+
+        return run
+
+    for _ in range(50):
+        with pytest.raises(ValueError, match="one"):
+            side_by_side([fail("one"), fail("two")], lambda steps: None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -47,6 +47,10 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class _Stopped(InterruptedError):
+    """Ends a job because of another's error, or of an interrupt."""
+
+
 def side_by_side(jobs: Sequence[Job], advance: Callable[[int], None], workers: int = WORKERS) -> None:
     """Run jobs, so many at a time; the first error, or an interrupt, stops them all."""
     stop = threading.Event()
@@ -64,9 +68,11 @@ def side_by_side(jobs: Sequence[Job], advance: Callable[[int], None], workers: i
     with ThreadPoolExecutor(workers) as pool:
         try:
             futures = [pool.submit(run, job) for job in jobs]
-            done = wait(futures, return_when=FIRST_EXCEPTION).done
-            for future in filter(done.__contains__, futures):  # in their order, so that errors are too
-                future.result()
+            wait(futures)  # an error ends all of them
+            errors = [error for future in futures if (error := future.exception())]
+            for error in errors:  # in the order of their jobs
+                if not isinstance(error, _Stopped):
+                    raise error
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
@@ -80,7 +86,7 @@ def _counted(advance: Callable[[int], None], stop: threading.Event) -> Progress:
     def progress(step: int, total: int, loss: float) -> None:
         nonlocal last
         if stop.is_set():
-            raise InterruptedError("another part of the run stopped")
+            raise _Stopped("another part of the run stopped")
         advance(step - last if step > last else step)
         last = step
 
