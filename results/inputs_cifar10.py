@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 from run_cifar10 import CONTROL, CROP, DEVICE, load, load_control, load_members
-from torch import Tensor
 
 from ensbridge.data import Augment, ImageSet
 from ensbridge.evaluation import predict
+from ensbridge.metrics import kl_per_image
 from ensbridge.saving import load as load_model
 
 KINDS: dict[str, tuple[str, Augment]] = {
@@ -29,11 +29,6 @@ KINDS: dict[str, tuple[str, Augment]] = {
     "validation images": ("val", Augment()),
     "… with mixup 0.4": ("val", Augment(mixup=0.4)),
 }
-
-
-def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL of each image."""
-    return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 def main() -> None:
@@ -56,7 +51,7 @@ def main() -> None:
         chosen = torch.randperm(len(images), generator=generator, device=DEVICE)[: options.count]
         seen = ImageSet(augment(images[chosen].float() / 255, generator))
         truth = predict(ensemble, seen, 250)
-        found = {model: divergence(truth, predict(net.eval(), seen, 250)) for model, net in models.items()}
+        found = {model: kl_per_image(truth, predict(net.eval(), seen, 250)) for model, net in models.items()}
         own = found["control"] - found["bridge"]
         figures = [f"{each.mean():.4f}" for each in found.values()]
         figures.append(f"{own.mean():.4f} ± {own.std() / len(own) ** 0.5:.4f}")

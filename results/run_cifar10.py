@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from ensbridge.data import Augment, ImageSet, Splits
+from ensbridge.data import CIFAR10_CLASSES, Augment, ImageSet, Splits
 from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import Aim, evaluate, predict
 from ensbridge.fast_ensemble import FastEnsemble
@@ -53,7 +53,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CROP = Augment(crop=4, flip=True)
 CONTROL = "bridge-kl-control.safetensors"
 TABLE_NAMES = {"ED": "ED", "EnD2": "EnD²"}
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def load(path: Path, limit: int | None) -> Splits:
@@ -157,7 +156,7 @@ def measure(
             target=3,
             aims=aims(models),
             dataset="cifar10" if part == "test" else "cifar10 validation",
-            class_names=CLASSES,
+            class_names=CIFAR10_CLASSES,
             seed=seed,
             batch_size=1000,
         )
@@ -303,7 +302,7 @@ def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> N
         target=3,
         aims=aims(models),
         dataset="cifar10",
-        class_names=CLASSES,
+        class_names=CIFAR10_CLASSES,
         batch_size=1000,
     )
     begun = time.time()

@@ -30,8 +30,9 @@ def test_all_jobs_run_and_their_steps_are_counted() -> None:
 
 def beside(progress: Progress) -> None:
     """Take steps until told to stop."""
-    for step in range(1, 10**9):
-        progress(step, 10**9, 0.0)
+    for step in range(1, 10**7):
+        progress(step, 10**7, 0.0)
+    raise AssertionError("it was not stopped")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -54,15 +55,12 @@ def test_no_job_begins_after_one_has_failed(workers: int) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_an_error_stops_the_job_beside_it_and_is_the_one_that_is_raised(first: bool) -> None:
-    steps: list[int] = []
-
     def fail(progress: Progress) -> None:
         raise ValueError("the reason")
 
     for _ in range(50):
         with pytest.raises(ValueError, match="the reason"):
-            side_by_side([fail, beside] if first else [beside, fail], steps.append)
-    assert len(steps) < 10**8
+            side_by_side([fail, beside] if first else [beside, fail], lambda steps: None)
 
 
 def test_of_several_errors_the_first_jobs_is_raised() -> None:

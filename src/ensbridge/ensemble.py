@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ensbridge.nets.stored import Build, StoredNetwork, load_weights
 from ensbridge.nets.tap import read_logits, run_tapped, uncompiled
+from ensbridge.words import one_line
 
 
 def ensemble_logit(logits: Tensor) -> Tensor:
@@ -196,10 +197,9 @@ def try_network(net: nn.Module, images: Tensor, name: str, remedy: str) -> int:
     try:
         output = net(images)
     except Exception as error:  # whatever a network makes of an image that is not for it
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"{name} cannot take images of {images.dtype} and shape {tuple(images.shape[1:])} "
-            f"({reason}); {_obvious_remedy(images, net) or remedy}"
+            f"({one_line(error)}); {_obvious_remedy(images, net) or remedy}"
         ) from error
     try:
         logits = read_logits(output)

@@ -43,9 +43,9 @@ BATCHES = (1, 3, 17)
 # torch's ONNX exporter rounds Python's numbers, such as temperatures, to float32 in float64 graphs too, which
 # was measured as 2e-8.
 ONNX_TOLERANCE = 1e-6
-ROUNDING = (
-    4  # how many times its own error in float32 an export's may be where that is what is left to compare
-)
+# How many times the model's own error in float32 that of an export may be, where the model's is larger than
+# what is allowed.
+ROUNDING = 4
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ensbridge.data.loader import Data, ImageSet, collect
 from ensbridge.ensemble import Ensemble, checked_members, try_members, try_network
 from ensbridge.evaluation import Ruler, predict, predict_ladder
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.metrics import fit_temperature, format_dee, gap_closed, nll_per_image
+from ensbridge.metrics import fit_temperature, format_dee, gap_closed, kl_per_image, nll_per_image
 from ensbridge.nets.preprocessed import Preprocess, with_preprocessing
 from ensbridge.scores import Row
 
@@ -94,7 +94,7 @@ def measure_fidelity(
     ladder, ours = predict_ladder(ensemble, data), predict(fast, data)
     real, source = ladder[-1], ladder[0]
     raw = (ours * fast.temperature).log_softmax(-1)  # as before calibration
-    kls, source_kls = _kl(real, raw), _kl(real, source)
+    kls, source_kls = kl_per_image(real, raw), kl_per_image(real, source)
     rows: dict[str, Row] = {}
     if data.labels is not None:
         ruler = Ruler(ensemble, data, ladder=ladder)
@@ -214,12 +214,6 @@ def _unlabelled_verdict(source_kls: Tensor, kls: Tensor, costs: _Costs) -> tuple
     if closed.mean().item() > CLEAR * _error(closed):
         return True, f"worth it as far as images without labels tell: {text}; labelled ones would settle it"
     return False, f"not worth it: {text}, which is not clearly half; {advice}"
-
-
-def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p ‖ q) of each image; a class of probability zero under p costs nothing."""
-    each = log_p.exp() * (log_p - log_q)
-    return torch.where(log_p == -math.inf, 0.0, each).sum(-1).double()
 
 
 def _error(values: Tensor) -> float:

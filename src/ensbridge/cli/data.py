@@ -91,18 +91,14 @@ def corrupt(
     Example: ensbridge data corrupt cifar10 --root data
     """
     from ensbridge.data import open_splits
-    from ensbridge.data.corruptions import SEVERITIES, SIZE, default_folder, write_corrupted
+    from ensbridge.data.corruptions import SEVERITIES, check_images, default_folder, write_corrupted
 
     severities = sorted(set(severity or SEVERITIES))
     folder = out or root / default_folder(source, severities)
     test = open_splits(source, root).test
     assert test.labels is not None
     images, labels = test.images.permute(0, 2, 3, 1).contiguous().numpy(), test.labels.numpy()
-    if images.shape[1:] != (SIZE, SIZE, 3):
-        raise ValueError(
-            f"{source} has test images of {images.shape[1:]}; the corruptions are made for colour images of "
-            f"{SIZE}×{SIZE}: give such a set"
-        )
+    check_images(images, f"the test images of {source}")
     with progress_bars(quiet) as reporter:
         write_corrupted(images, labels, folder, seed, severities, reporter=reporter)
     at = ", ".join(map(str, severities))

@@ -16,6 +16,7 @@ from ensbridge.nets.score import ScoreNet, ZInput
 from ensbridge.nets.tap import run_tapped
 from ensbridge.train.config import FitConfig, describe_config
 from ensbridge.train.distill import distillation_grids
+from ensbridge.words import one_line
 
 MOST_MEMBERS = 100
 
@@ -97,9 +98,9 @@ def _readable(name: str, feature: str, run: Callable[[], object]) -> None:
     try:
         run()
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{name} is {feature!r}, which the network behind it cannot read ({reason}); name another"
+            f"{name} is {feature!r}, which the network behind it cannot read ({one_line(error)}); name "
+            "another"
         ) from error
 
 

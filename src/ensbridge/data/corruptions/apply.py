@@ -66,7 +66,7 @@ def corruption(name: str) -> Corruption:
     return next(getattr(home, name) for home in homes if hasattr(home, name))
 
 
-def check_images(images: NDArray[np.uint8]) -> None:
+def check_images(images: NDArray[np.uint8], where: str = "images") -> None:
     """Refuse what is no uint8 array of colour images of the size for which the constants are."""
     if not isinstance(images, np.ndarray):
         raise ValueError(f"images are a {type(images).__name__}; give a numpy array of uint8")
@@ -74,7 +74,8 @@ def check_images(images: NDArray[np.uint8]) -> None:
         raise ValueError(f"images are {images.dtype}; give uint8 from 0 to 255")
     if images.shape[1:] != (SIZE, SIZE, 3) or len(images) == 0:
         raise ValueError(
-            f"images have shape {images.shape}; the constants are made for (images, {SIZE}, {SIZE}, 3)"
+            f"{where} have shape {images.shape}; the constants are made for (images, {SIZE}, {SIZE}, 3), "
+            "so give such a set"
         )
 
 
