@@ -220,6 +220,7 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
     straight |= {} if options.no_kl else {"kl-control": method(2.0, loss="kl", target=(0,))}
     for temperature in options.temperatures:
         straight[f"kl-T{temperature:g}"] = method(temperature, loss="kl")
+        straight[f"kl-T{temperature:g}-control"] = method(temperature, loss="kl", target=(0,))
     students, configs = rivals(ensemble, options.rivals, options.seed, long)
     methods: dict[str, AbstractMethod] = {**walked, **straight, **students}
     images = data.train.without_labels()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,22 @@ def test_headline_is_about_the_plain_bridge_even_when_another_scores_better() ->
     assert [group.model for group in names if group] == ["+1 DBN", "+1 DBN (KL)"]
     controls = [main_control(summary) for summary in (one_run(), without("+1 DBN"))]
     assert [group.model for group in controls if group] == ["control", "control (KL)"]
+
+
+def test_headline_is_about_the_bridge_that_was_chosen() -> None:
+    chosen = summarise(one_run().runs, main="+1 DBN (KL)")
+    assert headline(chosen).startswith("One network + bridge, “+1 DBN (KL)”: ×1.16 the cost of one network")
+    assert [group and group.model for group in (main_bridge(chosen), main_control(chosen))] == [
+        "+1 DBN (KL)",
+        "control (KL)",
+    ]
+    assert "control, another bridge" not in control_sentence(chosen)
+
+
+@pytest.mark.parametrize("name", ["+1 DBM", "DE-3", "control"])
+def test_a_bridge_that_was_not_measured_cannot_be_chosen(name: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"no bridge '{name}' in these runs; give one of +1 DBN")):
+        summarise(one_run().runs, main=name)
 
 
 def test_headline_beyond_the_largest_ensemble_and_without_the_target() -> None:

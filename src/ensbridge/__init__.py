@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ensbridge import metrics as metrics
     from ensbridge import nets as nets
     from ensbridge import recipes as recipes
+    from ensbridge.capturing import capture as capture
     from ensbridge.compression import compress as compress
     from ensbridge.ensemble import Ensemble as Ensemble
     from ensbridge.ensemble import ensemble_logit as ensemble_logit
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 
 _ROOMS = ("cost", "data", "methods", "metrics", "nets", "recipes")
 _HOMES = {
+    "capture": "capturing",
     "compress": "compression",
     "Ensemble": "ensemble",
     "ensemble_logit": "ensemble",

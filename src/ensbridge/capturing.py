@@ -27,6 +27,10 @@ def capture(model: nn.Module, images: Tensor) -> Captured:
 
     For serving on a GPU: `run = capture(fast.cuda(), images)`, then `run(images)` for images of that shape
     and type as often as wanted. Weights are those of the moment.
+
+    >>> capture(nn.Linear(4, 3), torch.rand(2, 4))
+    Traceback (most recent call last):
+    ValueError: images to capture are on the cpu; a CUDA graph needs them on a GPU
     """
     if not images.is_cuda:
         raise ValueError(f"images to capture are on the {images.device}; a CUDA graph needs them on a GPU")

@@ -145,6 +145,10 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the report: the run's own, or report/ for several.")
     ] = None,
+    main: Annotated[
+        str | None,
+        typer.Option(help="The bridge that the headline is of, as “+1 DBN (KL)”; choose it on validation."),
+    ] = None,
 ) -> None:
     """Make one page with the table and the figures, of one run or of several seeds.
 
@@ -153,7 +157,7 @@ def report(
     from ensbridge.report import write_report
     from ensbridge.scores import read_scores, summarise
 
-    summary = summarise([read_scores(run) for run in runs], list(map(str, runs)))
+    summary = summarise([read_scores(run) for run in runs], list(map(str, runs)), main)
     own = runs[0] if runs[0].is_dir() else runs[0].parent
     page = write_report(summary, out or (own if len(runs) == 1 else Path("report")))
     show(summary)

@@ -16,12 +16,12 @@ _MAIN = "+1 DBN"
 
 
 def main_bridge(summary: Summary) -> Group | None:
-    """Return the bridge that the headline is about: the plain one-step bridge, else the first.
+    """Return the bridge that the headline is about: the chosen one, the plain one-step bridge, or the first.
 
     It is fixed by its name and never by its score, since choosing on the test split would flatter it.
     """
     bridges = [group for group in summary.rows if group.method == "DBN"]
-    named = [group for group in bridges if group.model == _MAIN]
+    named = [group for group in bridges if group.model == (summary.main or _MAIN)]
     one_step = [group for group in bridges if group.first.steps == 1]
     return next(iter(named + one_step + bridges), None)
 
@@ -48,6 +48,7 @@ def headline(summary: Summary) -> str:
         return f"No bridge was measured on {summary.dataset} yet: these are its members and rivals."
     row = bridge.first
     name = "One network + bridge" if row.bridges == 1 else f"One network + {row.bridges} bridges"
+    name += f", “{summary.main}”" if summary.main else ""
     cost = f"×{row.macs_ratio:.2f} the cost"
     both = _common(bridge, ensemble(summary, 1))
     if both is not None and _mean(both.ours, "nll") >= _mean(both.theirs, "nll"):

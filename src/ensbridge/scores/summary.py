@@ -66,6 +66,7 @@ class Summary:
     """Runs of one experiment that differ by their seeds."""
 
     runs: tuple[Scores, ...]
+    main: str | None = None  # the bridge that reports speak of, where it was chosen, as on validation
 
     @property
     def first(self) -> Scores:
@@ -140,10 +141,11 @@ class Summary:
         )
 
 
-def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None) -> Summary:
+def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None, main: str | None = None) -> Summary:
     """Put runs of one experiment side by side; runs that cannot be averaged are refused.
 
-    `names` are the runs' names in errors, such as their folders.
+    `names` are the runs' names in errors, such as their folders; `main` is the row of the bridge that reports
+    speak of, the plain one of one step unless another was chosen before the test split was looked at.
 
     >>> row = Row("DE-1", "DE", 1, 0, 0, 4, 1.0, 3, 1.0, 91.5, 0.3, 0.1, 0.0, None, None, 1.0, None, None)
     >>> one, other = (Scores(name, 0, ("a", "b"), {}, (row,)) for name in ("digits", "cifar10"))
@@ -185,7 +187,12 @@ def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None) -> Sum
             )
         seen[run.seed] = name
     _check_corrupted(runs, names)
-    return Summary(tuple(runs))
+    summary = Summary(tuple(runs), main)
+    bridges = [group.model for group in summary.rows if group.method == "DBN"]
+    if main is not None and main not in bridges:
+        choice = f"give one of {', '.join(bridges)}" if bridges else "leave it out"
+        raise ValueError(f"there is no bridge {main!r} in these runs; {choice}")
+    return summary
 
 
 def _check_corrupted(runs: Sequence[Scores], names: Sequence[str]) -> None:
