@@ -17,6 +17,7 @@ images are trained on, the other 9,040 are for validation. Weights land in OUT a
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -126,8 +127,13 @@ def save_bridges(out: Path, prefix: str, methods: dict[str, DiffusionBridge]) ->
     for name, each in methods.items():
         save_file(
             {k: v.cpu().contiguous() for k, v in each.bridge.state_dict().items()},
-            out / f"{prefix}-{name.replace(' ', '-')}.safetensors",
+            out / f"{prefix}-{slug(name)}.safetensors",
         )
+
+
+def slug(name: str) -> str:
+    """A row's name in file names: “+1 DBN (KL, T = 4)” is 1-dbn-kl-t-4."""
+    return "-".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def aims(models: Mapping[str, torch.nn.Module]) -> dict[str, Aim]:
@@ -204,6 +210,11 @@ def save_rivals(out: Path, prefix: str, methods: Mapping[str, AbstractMethod]) -
     return found
 
 
+def kl_at(base: float) -> str:
+    """How tables name training with KL; T is 2 where nothing is said of it."""
+    return "KL" if base == 2 else f"KL, T = {base:g}"
+
+
 def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
     everything = load_members(weights)
     ensemble = everything.first(3)
@@ -216,11 +227,10 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
         return DiffusionBridge(ensemble, score, config=config, **extra)
 
     walked = {"bridge": method(2.0), "control": method(2.0, target=(0,))}
-    straight = {} if options.no_kl else {"kl": method(2.0, loss="kl")}
-    straight |= {} if options.no_kl else {"kl-control": method(2.0, loss="kl", target=(0,))}
-    for temperature in options.temperatures:
-        straight[f"kl-T{temperature:g}"] = method(temperature, loss="kl")
-        straight[f"kl-T{temperature:g}-control"] = method(temperature, loss="kl", target=(0,))
+    straight: dict[str, DiffusionBridge] = {}
+    for base in [*([] if options.no_kl else [2.0]), *options.temperatures]:
+        straight[f"+1 DBN ({kl_at(base)})"] = method(base, loss="kl")
+        straight[f"control ({kl_at(base)})"] = method(base, loss="kl", target=(0,))
     students, configs = rivals(ensemble, options.rivals, options.seed, long)
     methods: dict[str, AbstractMethod] = {**walked, **straight, **students}
     images = data.train.without_labels()
@@ -230,15 +240,15 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
     distilled = distill_together(walked, images, short, folders[1], progress=progress("distil"))
     minutes = (time.time() - begun) / 60
     named = {
-        "5 steps": walked["bridge"],
-        "1 step": distilled["bridge"],
+        "+1 DBN (5 steps)": walked["bridge"],
+        "+1 DBN": distilled["bridge"],
         "control": distilled["control"],
         **straight,
     }
-    save_bridges(out, "bridge", named)
+    save_bridges(out, options.name, named)
     models: dict[str, torch.nn.Module] = {name: FastEnsemble.of(each) for name, each in named.items()}
-    models |= save_rivals(out, "bridges", students)
-    measure(out, "scores", everything, models, data, options.final, options.seed)
+    models |= save_rivals(out, options.name, students)
+    measure(out, options.name, everything, models, data, options.final, options.seed)
     print(f"bridges and distillation took {minutes:.1f} minutes; options {vars(options)}")
 
 
@@ -266,17 +276,20 @@ def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespa
     minutes = (time.time() - begun) / 60
     save_bridges(out, options.name, {names[key]: each for key, each in bridges.items()})
     models: dict[str, torch.nn.Module] = {}
+    kl = kl_at(options.base)
     for (seed, target), each in bridges.items():
-        name = {(0,): "control (KL)", (0, 1, 2): "+1 DBN (KL)"}.get(target, f"+1 DBN (KL) to {target}")
+        name = {(0,): f"control ({kl})", (0, 1, 2): f"+1 DBN ({kl})"}.get(
+            target, f"+1 DBN ({kl}) to {target}"
+        )
         models[name if len(options.seeds) == 1 else f"{name} seed {seed}"] = FastEnsemble.of(each)
     for seed in options.seeds:
         several = [bridges[seed, target] for target in targets if len(target) > 1]
         if len(several) > 1:
-            name = f"+{len(several)} DBN (KL, DE-5)"
+            name = f"+{len(several)} DBN ({kl}, DE-5)"
             models[name if len(options.seeds) == 1 else f"{name} seed {seed}"] = FastEnsemble.of(*several)
     if len(options.seeds) > 1 and (0,) in targets:
         pair = [bridges[seed, (0,)] for seed in options.seeds[:2]]
-        models["control of two bridges (KL)"] = FastEnsemble.of(*pair)
+        models[f"control of two bridges ({kl})"] = FastEnsemble.of(*pair)
     models |= save_rivals(out, options.name, students)
     held = data._replace(val=data.val.subset(torch.arange(options.held_out, len(data.val), device=DEVICE)))
     held = held if options.held_out else data
@@ -332,7 +345,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--corrupted", type=Path, help="the folder of the corrupted test set")
     parser.add_argument("--run", type=Path, help="the folder of the long run's checkpoints")
-    parser.add_argument("--name", default="long", help="of the long run's files")
+    parser.add_argument("--name", default="bridges", help="of the files in OUT")
     parser.add_argument(
         "--targets", nargs="+", default=["1,2,3", "1,4,5", "1"], help="members of each bridge"
     )

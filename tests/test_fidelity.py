@@ -191,6 +191,18 @@ def test_a_temperature_alone_is_no_merit() -> None:
     assert "not clearly better than the source with a temperature" in found.verdict
 
 
+def test_an_ensemble_that_is_no_better_than_its_source_is_said_to_be_the_reason() -> None:
+    everyone = eb.Ensemble(MEMBERS)
+    as_good, members = compressed(everyone, bridge=Recalls)
+    of_source, of_ensemble = labels(MEMBERS[0], temperature=0.2), labels(everyone, temperature=0.2)
+    found = as_good.fidelity((IMAGES, of_source), members=members)
+    assert found.verdict.startswith("not worth it: ")
+    assert found.verdict.endswith("likewise): give better members")
+    poor, _ = compressed(MEMBERS[0], bridge=Recalls)
+    found = measure_fidelity(poor, (IMAGES, of_ensemble), members)
+    assert found.verdict.endswith("train longer, give more images, or raise budget")
+
+
 def test_members_are_the_models_own_and_come_as_compress_takes_them() -> None:
     fast, members = compressed(MEMBERS[1])
     plain = measure_fidelity(fast, IMAGES, members)

@@ -176,9 +176,13 @@ def _labelled_verdict(
     best = [each.mean().item() for each in ladder]
     change = f"NLL {source_nll:.4f}, {best[0]:.4f} with the best temperature, → {nll:.4f}"
     if mean < CLEAR * error or mean <= 0:
+        advice = "train longer, give more images, or raise budget"
+        room = ladder[0] - ladder[-1]
+        if room.mean().item() < CLEAR * _error(room) or room.mean().item() <= 0:
+            advice = f"nor is the ensemble itself (NLL {best[-1]:.4f} likewise): give better members"
         return False, (
             f"not worth it: it is not clearly better than the source with a temperature ({change}, a gain of "
-            f"{mean:.4f} ± {error:.4f}); train longer, give more images, or raise budget"
+            f"{mean:.4f} ± {error:.4f}); {advice}"
         )
     if not nearer:
         return False, (
