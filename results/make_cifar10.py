@@ -2,14 +2,15 @@
 
     python results/make_cifar10.py
 
-Writes cifar10.json beside this file, and cifar10/report.html.
+Writes cifar10.json beside this file, and cifar10/report.html. A seed's bridges may be of several runs, each
+with a file of its own; they have the same members.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from math import sqrt
 from pathlib import Path
@@ -19,12 +20,29 @@ from typing import Any
 import numpy as np
 
 from ensbridge.report import paper_rows, write_report
-from ensbridge.scores import Summary, read_scores, summarise
+from ensbridge.scores import Scores, Summary, read_scores, summarise
 
 HERE = Path(__file__).parent
 SEEDS = sorted((HERE / "cifar10").glob("seed[0-9]-test.json"))
+MAIN = "+1 DBN (KL, T = 4)"  # by its NLL on validation
 SCORES = ("acc", "nll", "brier", "ece", "cnll", "dee", "gap")
 CONFIDENCE = (0.0, 0.5, 0.9, 0.99, 1.0)
+
+
+def read_seed(path: Path) -> Scores:
+    """A seed's scores, with the rows of its later runs behind those of the first."""
+    first = read_scores(path)
+    for more in sorted(path.parent.glob(path.name.replace("-test", "-more*-test"))):
+        known = {row.model: row for row in first.rows}
+        later = read_scores(more)
+        for row in later.rows:  # of the same members, on whatever machine
+            assert row.model not in known or abs(row.nll - known[row.model].nll) < 1e-4, (more, row.model)
+        first = replace(
+            first,
+            rows=first.rows + tuple(row for row in later.rows if row.model not in known),
+            corrupted=first.corrupted + tuple(row for row in later.corrupted if row.model not in known),
+        )
+    return first
 
 
 def rows(summary: Summary) -> list[dict[str, Any]]:
@@ -66,25 +84,35 @@ def corrupted(summary: Summary) -> list[dict[str, Any]]:
 
 
 def own_share() -> dict[str, Any]:
-    """How much lower a bridge's NLL is than its control's, paired over the test images."""
+    """How much lower a bridge's NLL is than its control's, paired over the test images, by training."""
     with np.load(HERE / "cifar10" / "test-nll.npz") as held:
-        better = held["control"].astype(np.float64) - held["bridge"]  # (seeds, images)
+        trainings = [name.removesuffix(" control") for name in held.files if name.endswith(" control")]
+        better = {  # (seeds, images)
+            each: held[f"{each} control"].astype(np.float64) - held[f"{each} bridge"] for each in trainings
+        }
         confidence = held["confidence"]
+    found: dict[str, Any] = {}
+    for each in trainings:
+        found[each] = {
+            "each seed": [_mean(one[None]) for one in better[each]],
+            "all seeds": _mean(better[each]),
+            "by the source's confidence": by_confidence(better[each], confidence),
+        }
+    return found | {"KL by severity": shares_by_severity()}
+
+
+def by_confidence(better: np.ndarray, confidence: np.ndarray) -> list[dict[str, Any]]:
+    """The same where the source is so sure."""
     bins = []
     for low, high in pairwise(CONFIDENCE):
         inside = (confidence >= low) & ((confidence < high) | (high == CONFIDENCE[-1]))
         bins.append({"confidence": [low, high], "images": int(inside.sum()), **_mean(better[:, inside])})
-    return {
-        "each seed": [_mean(one[None]) for one in better],
-        "all seeds": _mean(better),
-        "by the source's confidence": bins,
-        "by severity": shares_by_severity(),
-    }
+    return bins
 
 
 def shares_by_severity() -> list[dict[str, Any]]:
     """The same under corruptions, as a part of the way from DE-1 to DE-3 too."""
-    found = summarise([read_scores(path) for path in SEEDS]).corrupted
+    found = summarise([read_seed(path) for path in SEEDS]).corrupted
     groups = {group.model: group for group in found}
     shares = []
     for severity in groups["DE-1"].severities:
@@ -112,7 +140,7 @@ def _mean(better: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    summary = summarise([read_scores(path) for path in SEEDS], [path.name for path in SEEDS])
+    summary = summarise([read_seed(path) for path in SEEDS], [path.name for path in SEEDS], MAIN)
     document = {
         "command": "python results/make_cifar10.py",
         "dataset": summary.dataset,

@@ -2,47 +2,68 @@
 
     python results/make_zoo.py FOLDER
 
-FOLDER holds member-1, bridge-kl-a and bridge-kl-b as safetensors. zoo:cifar10 is the source with one bridge,
-zoo:cifar10-2 with two, all of the first seed.
+FOLDER holds member-1 and the bridges as safetensors, all of the first seed. zoo:cifar10 is the source with
+one bridge, zoo:cifar10-2 with two.
 """
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from safetensors.torch import load_file
 
 import ensbridge as eb
 from ensbridge.methods import Bridge, BridgeConfig
+from ensbridge.schedule import TemperatureLaw
+from ensbridge.scores import read_scores
 
 HERE = Path(__file__).parent / "cifar10"
 ZOO = Path(eb.__file__).parent / "zoo"
-MODELS = {"cifar10": (["bridge-kl-a"], 3), "cifar10-2": (["bridge-kl-a", "bridge-kl-b"], 5)}  # and members
+BRIDGES = {"bridge-kl-t4": 4.0, "bridge-kl-b": 2.0}  # and the T that they were trained at
+CONTROL = "control (KL, T = 4)"
 
 
-def bridge(path: Path) -> Bridge:
-    made = Bridge(eb.nets.ScoreNet.cifar10(z_input="none"), BridgeConfig(ema=0.9995)).one_step()
-    made.load_state_dict(load_file(path))
+class Model(NamedTuple):
+    """What a model of the zoo is made of, how many members it stands for, and its row in the scores."""
+
+    bridges: list[str]
+    members: int
+    row: str
+
+
+MODELS = {
+    "cifar10": Model(["bridge-kl-t4"], 3, "+1 DBN (KL, T = 4)"),
+    "cifar10-2": Model(["bridge-kl-t4", "bridge-kl-b"], 5, "+2 DBN (KL, T = 4 and 2, DE-5)"),
+}
+
+
+def bridge(weights: Path, name: str) -> Bridge:
+    config = BridgeConfig(temperature=TemperatureLaw(base=BRIDGES[name]), ema=0.9995)
+    made = Bridge(eb.nets.ScoreNet.cifar10(z_input="none"), config).one_step()
+    made.load_state_dict(load_file(weights / f"{name}.safetensors"))
     return made
 
 
 def main() -> None:
     weights = Path(sys.argv[1])
-    for name, (bridges, members) in MODELS.items():
+    scores = read_scores(HERE / "seed0-more-test.json")
+    for name, model in MODELS.items():
         source = eb.nets.ResNet.resnet32x2(10)
         source.load_state_dict(load_file(weights / "member-1.safetensors"))
         fast = eb.FastEnsemble(
             source,
-            [bridge(weights / f"{each}.safetensors") for each in bridges],
+            [bridge(weights, each) for each in model.bridges],
             "stages.0.0",
-            members=members,
+            members=model.members,
             image_shape=(3, 32, 32),
             pixel_range=(0.0, 1.0),
             class_names=eb.data.CIFAR10_CLASSES,
         )
-        fast.eval().save(ZOO / name, scores=json.loads((HERE / "seed0-test.json").read_text()))
+        rows = [row for row in scores.rows if row.method == "DE" or row.model in (model.row, CONTROL)]
+        fast.eval().save(ZOO / name, scores=replace(scores, rows=tuple(rows)))
         size = (ZOO / name / "model.safetensors").stat().st_size
         print(f"zoo:{name}: {size / 1e6:.1f} MB")
 

@@ -32,6 +32,7 @@ from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import Aim, evaluate, predict
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
+    Bridge,
     BridgeConfig,
     DeepEnsemble,
     DiffusionBridge,
@@ -215,6 +216,13 @@ def kl_at(base: float) -> str:
     return "KL" if base == 2 else f"KL, T = {base:g}"
 
 
+def kl_of(fast: FastEnsemble) -> str:
+    """The same for the first bridge of a model."""
+    bridge = fast.bridges[0]
+    assert isinstance(bridge, Bridge)
+    return kl_at(bridge.config.temperature.base)
+
+
 def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
     everything = load_members(weights)
     ensemble = everything.first(3)
@@ -275,36 +283,42 @@ def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespa
     fit(Together(methods), images, configs, options.run, progress("bridges"))
     minutes = (time.time() - begun) / 60
     save_bridges(out, options.name, {names[key]: each for key, each in bridges.items()})
-    models: dict[str, torch.nn.Module] = {}
-    kl = kl_at(options.base)
-    for (seed, target), each in bridges.items():
-        name = {(0,): f"control ({kl})", (0, 1, 2): f"+1 DBN ({kl})"}.get(
-            target, f"+1 DBN ({kl}) to {target}"
+    held = data
+    if options.held_out:
+        held = data._replace(
+            val=data.val.subset(torch.arange(options.held_out, len(data.val), device=DEVICE))
         )
-        models[name if len(options.seeds) == 1 else f"{name} seed {seed}"] = FastEnsemble.of(each)
+    known = save_rivals(out, options.name, students)
     for seed in options.seeds:
-        several = [bridges[seed, target] for target in targets if len(target) > 1]
-        if len(several) > 1:
-            name = f"+{len(several)} DBN ({kl}, DE-5)"
-            models[name if len(options.seeds) == 1 else f"{name} seed {seed}"] = FastEnsemble.of(*several)
-    if len(options.seeds) > 1 and (0,) in targets:
-        pair = [bridges[seed, (0,)] for seed in options.seeds[:2]]
-        models[f"control of two bridges ({kl})"] = FastEnsemble.of(*pair)
-    models |= save_rivals(out, options.name, students)
-    held = data._replace(val=data.val.subset(torch.arange(options.held_out, len(data.val), device=DEVICE)))
-    held = held if options.held_out else data
-    measure(out, options.name, ensemble, models, held, options.final, options.seeds[0])
+        own = {target: bridges[seed, target] for target in targets}
+        name = options.name if len(options.seeds) == 1 else f"{options.name}-seed{seed}"
+        models = rows_of(own, kl_at(options.base)) | (known if seed == options.seeds[0] else {})
+        measure(out, name, ensemble, models, held, options.final, seed)
     print(f"this call trained for {minutes:.1f} minutes; options {vars(options)}")
+
+
+def rows_of(bridges: dict[tuple[int, ...], DiffusionBridge], kl: str) -> dict[str, torch.nn.Module]:
+    """The models that bridges of one seed make, by what tables call them."""
+    names = {(0,): f"control ({kl})", (0, 1, 2): f"+1 DBN ({kl})"}
+    models: dict[str, torch.nn.Module] = {}
+    for target, each in bridges.items():
+        models[names.get(target, f"+1 DBN ({kl}) to {target}")] = FastEnsemble.of(each)
+    several = [each for target, each in bridges.items() if len(target) > 1]
+    if len(several) > 1:
+        models[f"+{len(several)} DBN ({kl}, DE-5)"] = FastEnsemble.of(*several)
+    return models
 
 
 def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> None:
     """Members, the zoo's models and, where their weights lie in the folder, the control and ED."""
     ensemble = load_members(weights).first(3)
     models: dict[str, torch.nn.Module] = {f"DE-{k}": ensemble.first(k) for k in (1, 2, 3)}
-    models["+1 DBN (KL)"] = load_model("zoo:cifar10").to(DEVICE)
-    models["+2 DBN (KL, DE-5)"] = load_model("zoo:cifar10-2").to(DEVICE)
+    for name, what in (("zoo:cifar10", "+1 DBN ({})"), ("zoo:cifar10-2", "+2 DBN ({}, DE-5)")):
+        fast = load_model(name).to(DEVICE)
+        models[what.format(kl_of(fast))] = fast
     if (path := weights / CONTROL).exists():
-        models["control (KL)"] = load_control(path)
+        control = load_control(path)
+        models[f"control ({kl_of(control)})"] = control
     if (path := weights / "ed.safetensors").exists():
         models["ED"] = student = ResNet.resnet32x2(10).to(DEVICE).eval()
         student.load_state_dict(load_file(path, device=DEVICE))

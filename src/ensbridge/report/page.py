@@ -137,8 +137,8 @@ def _split(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _unbroken(text: str) -> str:
-    """Keep a mean and its spread on one line."""
-    return text.replace(" ± ", "\u00a0±\u00a0")
+    """Keep a mean and its spread, or a name and its value, on one line."""
+    return text.replace(" ± ", "\u00a0±\u00a0").replace(" = ", "\u00a0=\u00a0")
 
 
 def _seeds(summary: Summary) -> str:
