@@ -82,7 +82,7 @@ def _use(description: Description) -> str:
         call = f"eb.load({_FOLDER}, source=net)  # net: your {_text(source.name)}, to be filled"
     elif not source.build.startswith("ensbridge.nets:"):
         call = f'eb.load({_FOLDER}, allow=["{source.build}"])  # imports it, so only if you trust it'
-    return f"import ensbridge as eb\nmodel = {call}\nprobabilities = model(images).softmax(-1)"
+    return f"import ensbridge as eb\n\nmodel = {call}\nprobabilities = model(images).softmax(-1)"
 
 
 def _measured(fast: FastEnsemble, scores: Scores | Fidelity | Mapping[str, Any] | None) -> str:
