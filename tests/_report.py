@@ -45,7 +45,12 @@ def make_row(values: tuple[Any, ...], shift: float = 0.0) -> dict[str, Any]:
     row |= {"macs": int(1000 * cost), "macs_ratio": cost, "params": int(100 * cost), "params_ratio": cost}
     row |= {"acc": acc + 20 * shift, "nll": nll + shift, "brier": 0.15, "ece": 0.04 + shift / 2}
     row |= {"cnll": 0.3, "temperature": 1.2, "dee": moved, "gap": None if gap is None else gap + shift}
-    return row | {"gap_error": None if gap is None else 0.05, "reliability": make_bins(shift)}
+    return row | {
+        "gap_error": None if gap is None else 0.05,
+        "reliability": make_bins(shift),
+        "owed": None,
+        "owed_error": None,
+    }
 
 
 def make_bins(shift: float) -> dict[str, Any]:

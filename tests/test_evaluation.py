@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ from _tables import (
 from ensbridge.cost import count_macs, count_params
 from ensbridge.data import ImageSet
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import environment, evaluate, predict
+from ensbridge.evaluation import Aim, environment, evaluate, predict
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge, DiffusionBridge
 from ensbridge.metrics import gap_closed
@@ -55,7 +56,8 @@ ROW_KEYS = [
     "acc",
     "nll",
 ]
-ROW_KEYS += ["brier", "ece", "cnll", "temperature", "dee", "gap", "gap_error", "reliability"]
+ROW_KEYS += ["brier", "ece", "cnll", "temperature", "dee", "gap", "gap_error", "reliability", "owed"]
+ROW_KEYS += ["owed_error"]
 
 
 # ------------------------------------------------------------------------------ numbers
@@ -91,6 +93,22 @@ def test_dee_and_gap_are_measured_on_the_ladder() -> None:
         goal = (target or 3) - 1
         assert row.gap == pytest.approx((nlls[0] - own.mean()) / (nlls[0] - nlls[goal]), rel=1e-4)
         assert row.gap_error == pytest.approx(gap_closed(steps[0], own, steps[goal])[1], rel=1e-3)
+
+
+def test_a_bridge_is_compared_with_its_own_control_image_by_image() -> None:
+    tables = {
+        name: table(seed, knowledge=1.4) for seed, name in enumerate(("+1 DBN (KL)", "control (KL)"), 30)
+    }
+    others = {"+2 DBN (DE-5)": table(40), "control": table(41), "+1 DBN (5 steps)": table(42)}
+    aims = {name: Aim("control" if "control" in name else "DBN", 3) for name in {**tables, **others}}
+    scores = evaluate({**others, **tables, **ladder()}, SET, reference=Ensemble(MEMBERS), aims=aims)
+    nlls = [nll_by_hand(probabilities([each])[:TEST], LABELS[:TEST].tolist()) for each in tables.values()]
+    row, gain = row_of(scores, "+1 DBN (KL)"), nlls[1] - nlls[0]
+    assert row.owed == pytest.approx(gain.mean(), rel=1e-4)
+    assert row.owed_error == pytest.approx(scipy.stats.sem(gain), rel=1e-4)
+    for row in scores.rows:
+        if row.model != "+1 DBN (KL)":
+            assert (row.owed, row.owed_error) == (None, None), row.model
 
 
 def test_rows_of_the_ladder_have_their_size_as_dee_also_where_it_is_not_monotone() -> None:

@@ -110,6 +110,14 @@ def test_bridge_and_control_are_compared_seed_by_seed_in_the_runs_that_have_both
     assert control_sentence(Summary(tuple(controls))).startswith("No run has both the bridge and its control")
 
 
+def test_a_single_run_is_judged_by_the_difference_image_by_image() -> None:
+    near = changed("+1 DBN", gap=0.7, gap_error=0.1)  # too near to the control's 0.68 by errors of their own
+    assert "is within two standard errors" in control_sentence(near)
+    for error, end in ((0.001, "adds the rest, 0.0050 ± 0.0010 of NLL."), (0.003, "is not settled by this.")):
+        paired = changed("+1 DBN", gap=0.7, gap_error=0.1, owed=0.005, owed_error=error)
+        assert control_sentence(paired).endswith(end)
+
+
 def test_headline_compares_with_one_network_in_the_same_runs() -> None:
     first, second = three_runs().runs[:2]
     # Only the second run has the bridge, and there one network is better than it.

@@ -78,7 +78,7 @@ def test_unreadable_content_is_explained(tmp_path: Path, content: bytes, message
 
 
 _OPTIONAL = ("settings", "target", "transitions", "curves", "tradeoff", "capacity", "reliability")
-_OPTIONAL += ("corrupted", "corrupted_set")
+_OPTIONAL += ("corrupted", "corrupted_set", "owed", "owed_error")
 _KEYS = [key for key in make_document() if key not in _OPTIONAL]
 _KEYS += [f"row.{key}" for key in make_document()["rows"][0] if key not in _OPTIONAL]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from ensbridge.data.loader import ImageSet, as_image_set
 from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.nets.tap import read_logits
-from ensbridge.scores import Bin, Method, Reliability, Row, Scores
+from ensbridge.scores import Bin, Method, Reliability, Row, Scores, control_of
 from ensbridge.train.engine import Engine
 
 Data = ImageSet | tuple[Tensor, Tensor]
@@ -111,18 +113,22 @@ class Ruler:
         for name in aims or {}:
             if name not in models:
                 raise ValueError(f"aims names {name!r}; the models are {', '.join(models)}")
-        return tuple(
-            self._row(name, model, (aims or {}).get(name), known.get(name)) for name, model in models.items()
-        )
+        rows: dict[str, Row] = {}
+        nlls: dict[str, Tensor] = {}
+        for name, model in models.items():
+            rung = _rung(model, self.reference)
+            if rung:
+                log_probs = self.ladder[rung - 1]
+            else:
+                log_probs = self._predict(model, self.test) if name not in known else known[name]
+            nlls[name] = metrics.nll_per_image(log_probs, self.labels)
+            rows[name] = self._row(name, model, (aims or {}).get(name), log_probs, nlls[name], rung)
+        return tuple(_beside_control(row, rows, nlls) for row in rows.values())
 
-    def _row(self, name: str, model: nn.Module, aim: Aim | None, known: Tensor | None) -> Row:
-        rung = _rung(model, self.reference)
-        if rung:
-            log_probs = self.ladder[rung - 1]
-        else:
-            log_probs = self._predict(model, self.test) if known is None else known
-        temperature = self._temperature(model, rung)
-        own, size = metrics.nll_per_image(log_probs, self.labels), self.target
+    def _row(
+        self, name: str, model: nn.Module, aim: Aim | None, log_probs: Tensor, own: Tensor, rung: int
+    ) -> Row:
+        temperature, size = self._temperature(model, rung), self.target
         gap, error = None, None
         if not rung and size > 1:
             gap, error = metrics.gap_closed(self.nlls[0].numpy(), own.numpy(), self.nlls[size - 1].numpy())
@@ -229,6 +235,16 @@ def _measured(
         calibrated.update((log_probs / temperature).log_softmax(-1), labels)
         after = tuple(Bin(*each) for each in calibrated.by_bin())
     return stream.compute(), Reliability(before, after)
+
+
+def _beside_control(row: Row, rows: Mapping[str, Row], nlls: Mapping[str, Tensor]) -> Row:
+    """A bridge's row with what it gains over its control, where that was measured too."""
+    control = control_of(row.model)
+    if control is None or control not in rows or (row.method, rows[control].method) != ("DBN", "control"):
+        return row
+    gain = nlls[control] - nlls[row.model]
+    error = metrics.standard_error(gain)
+    return replace(row, owed=gain.mean().item(), owed_error=error if math.isfinite(error) else None)
 
 
 def _rung(model: nn.Module, reference: Ensemble) -> int:

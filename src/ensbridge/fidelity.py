@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -16,7 +15,14 @@ from ensbridge.data.loader import Data, ImageSet, collect
 from ensbridge.ensemble import Ensemble, checked_members, try_members, try_network
 from ensbridge.evaluation import Ruler, predict, predict_ladder
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.metrics import fit_temperature, format_dee, gap_closed, kl_per_image, nll_per_image
+from ensbridge.metrics import (
+    fit_temperature,
+    format_dee,
+    gap_closed,
+    kl_per_image,
+    nll_per_image,
+    standard_error,
+)
 from ensbridge.nets.preprocessed import Preprocess, with_preprocessing
 from ensbridge.scores import Row
 
@@ -111,7 +117,7 @@ def measure_fidelity(
         images=len(data),
         temperature=fast.temperature,
         kl=kls.mean().item(),
-        kl_error=_error(kls),
+        kl_error=standard_error(kls),
         source_kl=source_kls.mean().item(),
         agreement=_agreement(real, ours),
         source_agreement=_agreement(real, source),
@@ -172,13 +178,13 @@ def _labelled_verdict(
     `ladder` has the NLL of DE-1 … DE-M at their best temperatures, for each image, as `own` has it.
     """
     gain, nll = ladder[0] - own, own.mean().item()
-    mean, error = gain.mean().item(), _error(gain)
+    mean, error = gain.mean().item(), standard_error(gain)
     best = [each.mean().item() for each in ladder]
     change = f"NLL {source_nll:.4f}, {best[0]:.4f} with the best temperature, → {nll:.4f}"
     if mean < CLEAR * error or mean <= 0:
         advice = "train longer, give more images, or raise budget"
         room = ladder[0] - ladder[-1]
-        if room.mean().item() < CLEAR * _error(room) or room.mean().item() <= 0:
+        if room.mean().item() < CLEAR * standard_error(room) or room.mean().item() <= 0:
             advice = f"nor is the ensemble itself (NLL {best[-1]:.4f} likewise): give better members"
         return False, (
             f"not worth it: it is not clearly better than the source with a temperature ({change}, a gain of "
@@ -215,14 +221,9 @@ def _unlabelled_verdict(source_kls: Tensor, kls: Tensor, costs: _Costs) -> tuple
         further = f"it is further from the ensemble than the source is (KL {kl:.4f}, source {source_kl:.4f})"
         return False, f"not worth it: {further}; {advice}"
     text = f"{1 - kl / max(source_kl, 1e-12):.0%} of the source's KL distance to the ensemble is gone"
-    if closed.mean().item() > CLEAR * _error(closed):
+    if closed.mean().item() > CLEAR * standard_error(closed):
         return True, f"worth it as far as images without labels tell: {text}; labelled ones would settle it"
     return False, f"not worth it: {text}, which is not clearly half; {advice}"
-
-
-def _error(values: Tensor) -> float:
-    """The standard error of a mean; infinite for a single value, of which nothing is known."""
-    return values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
 def _agreement(one: Tensor, other: Tensor) -> float:

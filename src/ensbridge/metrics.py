@@ -75,6 +75,15 @@ def calibrated_nll(log_probs: Tensor, labels: Tensor, val_log_probs: Tensor, val
     return _measure(log_probs, labels, temperature=fit_temperature(val_log_probs, val_labels))["cnll"]
 
 
+def standard_error(values: Tensor) -> float:
+    """The standard error of a mean; infinite for a single value, of which nothing is known.
+
+    >>> round(standard_error(torch.tensor([0.0, 2.0])), 6), standard_error(torch.ones(1))
+    (1.0, inf)
+    """
+    return values.double().std().item() / math.sqrt(len(values)) if len(values) > 1 else math.inf
+
+
 def kl_per_image(log_p: Tensor, log_q: Tensor) -> Tensor:
     """KL(p ‖ q) of each image (B,) in float64; a class of probability zero under p costs nothing.
 

@@ -6,7 +6,7 @@ import math
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from ensbridge.scores import Group, Summary
+from ensbridge.scores import Group, Summary, control_of
 
 # A difference below this many errors (or spreads over seeds) is not called one.
 CLEAR = 2.0
@@ -32,13 +32,8 @@ def main_control(summary: Summary) -> Group | None:
     if bridge is None:
         return None
     controls = [group for group in summary.rows if group.method == "control"]
-    named = [group for group in controls if group.model == _control_name(bridge)]
+    named = [group for group in controls if group.model == control_of(bridge.model)]
     return next(iter(named + controls), None)
-
-
-def _control_name(bridge: Group) -> str:
-    """The name of the control that was trained as the bridge was, such as “control (KL)”."""
-    return f"control{bridge.model.removeprefix(_MAIN)}"
 
 
 def headline(summary: Summary) -> str:
@@ -86,7 +81,7 @@ def control_sentence(summary: Summary) -> str:
             "No run has both the bridge and its control (the same bridge trained towards the source alone),"
             " so how much of this is owed to the ensemble is not known."
         )
-    same = control.model == _control_name(bridge)
+    same = control.model == control_of(bridge.model)
     what = "the same bridge" if same else f"{control.model}, another bridge,"
     found = f"Without the ensemble — {what} trained towards the source alone —"
     found += f" the NLL of {_members(both.theirs)}{both.which}"
@@ -98,7 +93,7 @@ def control_sentence(summary: Summary) -> str:
         return f"{found}; {unsettled}, so the ensemble’s own share is not settled by this."
     if _members(both.theirs) == _members(both.ours):
         return f"{found} too; the ensemble itself lowers NLL from {theirs:.3f} to {ours:.3f}."
-    return f"{found}; the ensemble itself adds the rest."
+    return f"{found}; the ensemble itself adds the rest{_owed(both.ours)}."
 
 
 def ensemble(summary: Summary, members: int) -> Group | None:
@@ -136,16 +131,27 @@ def _unsettled(both: _Both, target: str) -> str:
         return "the error of the difference is not known"
     means = [fmean(gaps) for gaps in zip(*((a, b) for _, _, a, b in pairs), strict=True)]
     values = f"({means[0]:.2f} against {means[1]:.2f} of the gap to {target})"
+    difference, what = means[0] - means[1], "two standard errors"
+    one, other, _, _ = pairs[0]
     if len(pairs) > 1:
         # Both start from the same source in each run, so the seeds' own luck cancels in the difference.
         error, what = stdev(a - b for _, _, a, b in pairs), "twice its spread over seeds"
+    elif one.owed is not None and one.owed_error is not None and control_of(one.model) == other.model:
+        difference, error = one.owed, one.owed_error  # image by image, in NLL
+    elif one.gap_error is None or other.gap_error is None:
+        return f"the error of the difference {values} is not known"
     else:
-        one, other, _, _ = pairs[0]
-        if one.gap_error is None or other.gap_error is None:
-            return f"the error of the difference {values} is not known"
         # Both are measured on the same images, so this error is an upper bound in practice.
-        error, what = math.hypot(one.gap_error, other.gap_error), "two standard errors"
-    return f"the difference {values} is within {what}" if means[0] - means[1] < CLEAR * error else ""
+        error = math.hypot(one.gap_error, other.gap_error)
+    return f"the difference {values} is within {what}" if difference < CLEAR * error else ""
+
+
+def _owed(bridge: Group) -> str:
+    """How much lower the bridge's NLL is than its control's, where one run has measured it."""
+    row = bridge.first
+    if len(bridge.rows) > 1 or row.owed is None or row.owed_error is None:
+        return ""
+    return f", {row.owed:.4f} ± {row.owed_error:.4f} of NLL"
 
 
 def _gap_error(group: Group) -> float | None:

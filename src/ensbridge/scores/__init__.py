@@ -19,6 +19,7 @@ from ensbridge.scores.rows import Reliability as Reliability
 from ensbridge.scores.rows import Row as Row
 from ensbridge.scores.rows import Scores as Scores
 from ensbridge.scores.rows import Transition as Transition
+from ensbridge.scores.rows import control_of as control_of
 from ensbridge.scores.summary import Group as Group
 from ensbridge.scores.summary import Summary as Summary
 from ensbridge.scores.summary import summarise as summarise

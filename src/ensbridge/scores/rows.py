@@ -73,6 +73,18 @@ class Row:
     gap: Signed | None  # share of the NLL distance from DE-1 to the target ensemble that is closed
     gap_error: Size | None  # one standard error over test images
     reliability: Reliability | None = None
+    owed: Signed | None = None  # NLL below that of `control_of` the bridge, None where it was not measured
+    owed_error: Size | None = None  # one standard error over test images, each under both models
+
+
+def control_of(bridge: str) -> str | None:
+    """The name of the control that is trained as a bridge is, with the source alone as its target.
+
+    >>> control_of("+1 DBN (KL)"), control_of("+1 DBN"), control_of("+2 DBN (DE-5)"), control_of("ED")
+    ('control (KL)', 'control', None, None)
+    """
+    one = "+1 DBN"
+    return f"control{bridge.removeprefix(one)}" if bridge.startswith(one) else None
 
 
 @dataclass(frozen=True)
