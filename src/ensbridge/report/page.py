@@ -70,7 +70,7 @@ def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
         light=variables(dark=False),
         dark=variables(dark=True),
         headline=_unbroken(headline(summary)),
-        control=control_sentence(summary),
+        control=_unbroken(control_sentence(summary)),
         columns=[(column.heading, column.explain(summary)) for column in COLUMNS],
         errors=any(row.gap_error is not None for row in summary.first.rows),
         rows=[(_class(group, main), cells(group)[0], _split(cells(group)[1:])) for group in summary.rows],
