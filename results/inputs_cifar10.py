@@ -17,7 +17,7 @@ from run_cifar10 import CONTROL, CROP, DEVICE, load, load_control, load_members
 
 from ensbridge.data import Augment, ImageSet
 from ensbridge.evaluation import predict
-from ensbridge.metrics import kl_per_image
+from ensbridge.metrics import kl_per_image, standard_error
 from ensbridge.saving import load as load_model
 
 KINDS: dict[str, tuple[str, Augment]] = {
@@ -54,7 +54,7 @@ def main() -> None:
         found = {model: kl_per_image(truth, predict(net.eval(), seen, 250)) for model, net in models.items()}
         own = found["control"] - found["bridge"]
         figures = [f"{each.mean():.4f}" for each in found.values()]
-        figures.append(f"{own.mean():.4f} ± {own.std() / len(own) ** 0.5:.4f}")
+        figures.append(f"{own.mean():.4f} ± {standard_error(own):.4f}")
         figures.append(f"{-(truth.exp() * truth).sum(1).mean():.3f}")
         print(f"| {name} | " + " | ".join(figures) + " |", flush=True)
 

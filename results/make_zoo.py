@@ -3,7 +3,8 @@
     python results/make_zoo.py FOLDER
 
 FOLDER holds member-1 and the bridges as safetensors, all of the first seed. zoo:cifar10 is the source with
-one bridge, zoo:cifar10-2 with two.
+one bridge, zoo:cifar10-2 with two: bridge-kl-t4, towards members 1 to 3, is that of `run_cifar10.py bridges
+--temperatures 4`, bridge-kl-b, towards 1, 4 and 5, that of `run_cifar10.py long`.
 """
 
 from __future__ import annotations

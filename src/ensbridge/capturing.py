@@ -47,17 +47,18 @@ class Captured:
         for name in lanes:
             compiled = torch.compile(split.get_submodule(name), dynamic=False, options={"freezing": True})
             setattr(split, name, compiled)
-        self.images, runner = images.clone(), _Lanes(split, lanes, images.device)
+        # The graph knows its weights by their place in memory alone, and they live as long as their owner.
+        self.images, self.owner = images.clone(), _Lanes(split, lanes, images.device)
         first = torch.cuda.Stream(images.device, priority=-1)  # the source's; the bridges fill what it leaves
         with torch.inference_mode():
             first.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(first):
                 for _ in range(WARM_UP):
-                    runner.run(self.images)
+                    self.owner.run(self.images)
             torch.cuda.current_stream().wait_stream(first)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=first):
-                self.logits = runner.run(self.images)[0]
+                self.logits = self.owner.run(self.images)[0]
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits of images like those that it was captured with."""
