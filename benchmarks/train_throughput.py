@@ -28,9 +28,9 @@ KINDS: tuple[StepKind, ...] = ("captured", "eager")
 SPANS: dict[StepKind, int] = {"captured": 50, "eager": 10}  # steps that are timed together
 
 
-def member() -> AbstractMethod:
+def members(count: int) -> AbstractMethod:
     torch.manual_seed(0)
-    return DeepEnsemble([ResNet.resnet32x2(10).cuda()])
+    return Together({str(index): DeepEnsemble([ResNet.resnet32x2(10).cuda()]) for index in range(count)})
 
 
 def bridges(count: int, teachers: int) -> AbstractMethod:
@@ -94,12 +94,14 @@ def main() -> None:
     adam = FitConfig(800, 128, 2.5e-4, augment=mixed)
     large = FitConfig(800, 512, 2.5e-4, augment=mixed)
     cases: dict[str, tuple[Callable[[], AbstractMethod], FitConfig]] = {
-        "member, batch 256": (member, sgd),
+        "member, batch 256": (lambda: members(1), sgd),
+        "3 members side by side, batch 256": (lambda: members(3), sgd),
         "bridge, 3 teachers, batch 128": (lambda: bridges(1, 3), adam),
         "bridge, 3 teachers, batch 512": (lambda: bridges(1, 3), large),
         "4 bridges, 5 teachers, batch 512": (lambda: bridges(4, 5), large),
     }
     print("images a second: median (slowest … fastest span of steps; seconds until the first step)")
+    print("(of what is trained side by side, each sees that many)")
     for name, (make, config) in cases.items():
         if arguments.only not in name:
             continue
@@ -113,7 +115,7 @@ def main() -> None:
             middle, spread = rates[len(rates) // 2], f"{rates[0]:,.0f} … {rates[-1]:,.0f}"
             print(f"  {kind} {middle:,.0f} ({spread}; {ready:.0f} s)", end="", flush=True)
         print()
-        if config.batch_size < 512:  # the same step, and eager ones take long
+        if config.batch_size < 512 and "side by side" not in name:  # the same step, and eager ones take long
             print(f"    losses over 50 steps differ by at most {difference(make, data, config):.1e}")
 
 

@@ -14,11 +14,8 @@ from torch import Tensor, nn
 import _tiny
 from ensbridge.cost import count_macs, count_params
 from ensbridge.nets import ScoreNet, resnet32x2, resnet32x4, resnet34, run_tapped
-from ensbridge.nets.inverted import InvertedResidual
+from ensbridge.nets.inverted import InvertedResidual, conv_bn, in_eights
 from ensbridge.nets.score import ZInput, time_embedding
-
-F64 = torch.float64
-Z_INPUTS: list[ZInput] = ["paper", "dead", "none", "informative"]
 
 F64 = torch.float64
 Z_INPUTS: list[ZInput] = ["paper", "dead", "none", "informative"]
@@ -224,3 +221,20 @@ def test_a_score_network_that_cannot_be_built_is_refused() -> None:
 def test_a_feature_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{shape}; this score network takes (B, 8, H, W)")):
         _tiny.score()(torch.zeros(shape), torch.zeros(2, 3), torch.ones(2))
+
+
+def test_channels_in_eights_change_no_result_and_no_gradient() -> None:
+    x, weight = torch.randn(2, 33, 4, 4, requires_grad=True), torch.randn(5, 33, 1, 1, requires_grad=True)
+    plain, padded = F.conv2d(x, weight), F.conv2d(*in_eights(x, weight))
+    torch.testing.assert_close(padded, plain)
+    upstream = torch.randn_like(plain)
+    for one, other in zip(
+        torch.autograd.grad(padded, (x, weight), upstream),
+        torch.autograd.grad(plain, (x, weight), upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_convolution_of_the_score_network_is_described_as_any_other() -> None:
+    assert repr(conv_bn(33, 32, 1)[0]) == repr(nn.Conv2d(33, 32, 1, bias=False))
