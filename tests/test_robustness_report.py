@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,6 +19,7 @@ from ensbridge.cli.base import app
 from ensbridge.data.corruptions import CORRUPTIONS
 from ensbridge.report import corrupted_tables, write_report
 from ensbridge.report.corrupted import notes, tables
+from ensbridge.report.figures import severity
 from ensbridge.scores import (
     CorruptedRow,
     CorruptedSet,
@@ -32,7 +33,9 @@ from ensbridge.scores import (
 # ------------------------------------------------------------------------------ scores.json
 
 
-def shifted(seed: int, made_by: str | None, dataset: str = "cifar10", severities: int = 5) -> Scores:
+def shifted(
+    seed: int, made_by: str | None, dataset: str = "cifar10", severities: int = 5, more: Sequence[str] = ()
+) -> Scores:
     """Made-up scores whose numbers under each corruption are known."""
     scores = parse_scores(make_document(seed, dataset))
     rows = [
@@ -48,7 +51,7 @@ def shifted(seed: int, made_by: str | None, dataset: str = "cifar10", severities
             cnll=row.nll + 0.05 * severity,
         )
         for row in scores.rows
-        if row.model in ("DE-1", "DE-2", "DE-3", "+1 DBN", "control")
+        if row.model in ("DE-1", "DE-2", "DE-3", "+1 DBN", "control", *more)
         for severity in range(1, severities + 1)
         for number, corruption in enumerate(CORRUPTIONS)
     ]
@@ -202,9 +205,13 @@ def test_the_page_has_the_tables_the_note_and_the_figure(tmp_path: Path) -> None
     assert [each["model"] for each in figure["series"]] == ["DE-1", "DE-2", "DE-3", "+1 DBN"]
     group = {each.model: each for each in summary.corrupted}["+1 DBN"]
     assert [point["nll"] for point in figure["series"][3]["points"]] == [
-        group.at(severity).mean("nll") for severity in (1, 2, 3, 4, 5)
+        group.at(level).mean("nll") for level in (1, 2, 3, 4, 5)
     ]
     assert (tmp_path / "figures" / "severity.png").is_file()
+    two = "+2 DBN (DE-5)"
+    chosen = severity.data(summarise([bare(shifted(6, OURS, more=[two]))], main=two))
+    assert chosen is not None
+    assert chosen["series"][3]["model"] == two
     plain = replace(summary.first, corrupted=(), corrupted_set=None, rows=summary.first.rows[:2])
     html = write_report(Summary((plain,)), tmp_path).read_text(encoding="utf-8")
     assert "orruptions" not in html

@@ -7,13 +7,13 @@ from typing import Any
 from matplotlib.ticker import FixedLocator
 
 from ensbridge.report.figures.sheet import NARROW, Margins, Sheet, handle, linear_ticks
+from ensbridge.report.headline import main_bridge
 from ensbridge.report.style import PAPER, look
 from ensbridge.scores import CorruptedGroup, Summary
 
 Data = dict[str, Any]
 
 _SCORES = {"acc": "ACC, percent", "nll": "NLL, nats (lower is better)"}
-_BRIDGE = "+1 DBN"
 # Ensembles have one colour, so that they differ by how full their marks are.
 _FILLS: dict[str, dict[str, Any]] = {
     "DE-1": {"markerfacecolor": PAPER},
@@ -28,8 +28,9 @@ def data(summary: Summary) -> Data | None:
     if first is None or len(first.severities) < 2:
         return None
     methods = {row.model: row.method for run in summary.runs for row in run.rows}
+    main = main_bridge(summary)
     bridges = [name for name in groups if methods.get(name) == "DBN"]
-    bridge = [_BRIDGE] if _BRIDGE in groups else bridges[:1]
+    bridge = [main.model] if main is not None and main.model in groups else bridges[:1]
     chosen = [name for name in ("DE-1", "DE-2", "DE-3", *bridge) if name in groups] or list(groups)[:4]
     series = [
         {"model": name, "method": methods.get(name, "other"), "points": _points(groups[name])}
