@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,19 @@ def test_a_stage_trains_what_it_builds_on_and_evaluation_says_what_is_missing(tm
     names = ["DE-1", "DE-2", "DE-3", "+1 DBN (5 steps)", "+1 DBN (KL)", "control (KL)"]
     assert [row.model for row in scores.rows] == names
     assert scores == read_scores(tmp_path)
+
+
+def test_the_bridge_that_learns_with_kl_has_a_temperature_of_its_own(tmp_path: Path) -> None:
+    heated = replace(tiny(), kl_heat=1.5)
+    train_recipe(heated, tmp_path, 3, ["bridge"])
+
+    def temperatures(part: str) -> set[float]:
+        methods = json.loads((tmp_path / part / "config.json").read_text())["method"]["methods"]
+        return {each["config"]["temperature"]["base"] for each in methods.values()}
+
+    base = heated.bridge.temperature.base
+    assert temperatures("bridges-kl") == {1.5 * base}
+    assert temperatures("bridges") == {base}
 
 
 def test_stages_one_by_one_give_the_same_bytes_as_the_whole(tmp_path: Path) -> None:
@@ -183,6 +197,7 @@ def test_every_field_that_an_error_names_can_be_set() -> None:
     [
         ("end2_predict=mean", "end2_predict is 'mean'; it must be one of 'dirichlet', 'softmax'"),
         ("end2_divisor=q", "end2_divisor is 'q'; it must be one of 'beta0', 's'"),
+        ("kl_heat=0", "kl_heat is 0.0; a temperature must be above 0"),
         ("ed_tau=-1", "ed_tau is -1.0; a temperature must be above 0"),
         ("feature=nonsense", "feature 'nonsense' is not a module of the source"),
         ("feature=head", "feature is 'head', which the network behind it cannot read"),

@@ -229,6 +229,9 @@ def _bridge(
     run: Experiment, ensemble: Ensemble, group: Group, loss: Literal["bridge", "kl"]
 ) -> DiffusionBridge:
     config = run.recipe.bridge
+    if loss == "kl":
+        law = config.temperature
+        config = replace(config, temperature=replace(law, base=law.base * run.recipe.kl_heat))
     # A bridge and its control start alike; bridges that are averaged do not.
     paired = group == (0,) or 1 in group
     seed = derive_seed(run.seed, "score") if paired else derive_seed(run.seed, "score", *group)

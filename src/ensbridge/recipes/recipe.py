@@ -49,6 +49,7 @@ class Recipe:
     bn_fit: FitConfig
     curve_fit: FitConfig
     bridge: BridgeConfig
+    kl_heat: float = 1.0  # times the bridge's temperature: that of the bridge that is trained with KL
     ed_tau: float = 4.0
     end2_tau: float = 2.0
     end2_predict: Literal["dirichlet", "softmax"] = "dirichlet"
@@ -73,7 +74,7 @@ class Recipe:
             )
         if self.figure_members > MOST_MEMBERS:
             raise ValueError(f"figure_members is {self.figure_members}; it must be at most {MOST_MEMBERS}")
-        for name in ("ed_tau", "end2_tau"):
+        for name in ("kl_heat", "ed_tau", "end2_tau"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; a temperature must be above 0, such as 2")
         for name, hint in get_type_hints(Recipe).items():
