@@ -34,13 +34,14 @@ def read_seed(path: Path) -> Scores:
     first = read_scores(path)
     for more in sorted(path.parent.glob(path.name.replace("-test", "-more*-test"))):
         known = {row.model: row for row in first.rows}
+        corrupted = {row.model for row in first.corrupted}
         later = read_scores(more)
         for row in later.rows:  # of the same members, on whatever machine
             assert row.model not in known or abs(row.nll - known[row.model].nll) < 1e-4, (more, row.model)
         first = replace(
             first,
             rows=first.rows + tuple(row for row in later.rows if row.model not in known),
-            corrupted=first.corrupted + tuple(row for row in later.corrupted if row.model not in known),
+            corrupted=first.corrupted + tuple(row for row in later.corrupted if row.model not in corrupted),
         )
     return first
 
@@ -98,7 +99,7 @@ def own_share() -> dict[str, Any]:
             "all seeds": _mean(better[each]),
             "by the source's confidence": by_confidence(better[each], confidence),
         }
-    return found | {"KL by severity": shares_by_severity()}
+    return found | {f"{kl} by severity": shares_by_severity(kl) for kl in ("KL", "KL, T = 4")}
 
 
 def by_confidence(better: np.ndarray, confidence: np.ndarray) -> list[dict[str, Any]]:
@@ -110,7 +111,7 @@ def by_confidence(better: np.ndarray, confidence: np.ndarray) -> list[dict[str, 
     return bins
 
 
-def shares_by_severity() -> list[dict[str, Any]]:
+def shares_by_severity(kl: str) -> list[dict[str, Any]]:
     """The same under corruptions, as a part of the way from DE-1 to DE-3 too."""
     found = summarise([read_seed(path) for path in SEEDS]).corrupted
     groups = {group.model: group for group in found}
@@ -120,7 +121,7 @@ def shares_by_severity() -> list[dict[str, Any]]:
         def nll(model: str, severity: int = severity) -> list[float]:
             return [row.nll for row in groups[model].rows[0] if row.severity == severity]
 
-        better = np.subtract(nll("control (KL)"), nll("+1 DBN (KL)"))
+        better = np.subtract(nll(f"control ({kl})"), nll(f"+1 DBN ({kl})"))
         way = np.mean(nll("DE-1")) - np.mean(nll("DE-3"))
         shares.append(
             {

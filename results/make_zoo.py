@@ -2,9 +2,9 @@
 
     python results/make_zoo.py FOLDER
 
-FOLDER holds member-1 and the bridges as safetensors, all of the first seed. zoo:cifar10 is the source with
-one bridge, zoo:cifar10-2 with two: bridge-kl-t4, towards members 1 to 3, is that of `run_cifar10.py bridges
---temperatures 4`, bridge-kl-b, towards 1, 4 and 5, that of `run_cifar10.py long`.
+FOLDER holds member-1 and two bridges towards members 1 to 3 as safetensors. zoo:cifar10 is the source with
+the first of them, zoo:cifar10-2 with both: bridge-kl-t4 is that of `run_cifar10.py bridges --temperatures 4`
+(the first seed), bridge-kl-t4-1 that of `run_cifar10.py long --base 4 --seeds 1 2` (the second).
 """
 
 from __future__ import annotations
@@ -23,26 +23,24 @@ from ensbridge.scores import read_scores
 
 HERE = Path(__file__).parent / "cifar10"
 ZOO = Path(eb.__file__).parent / "zoo"
-BRIDGES = {"bridge-kl-t4": 4.0, "bridge-kl-b": 2.0}  # and the T that they were trained at
 CONTROL = "control (KL, T = 4)"
 
 
 class Model(NamedTuple):
-    """What a model of the zoo is made of, how many members it stands for, and its row in the scores."""
+    """What a model of the zoo is made of, and its row in the scores."""
 
     bridges: list[str]
-    members: int
     row: str
 
 
 MODELS = {
-    "cifar10": Model(["bridge-kl-t4"], 3, "+1 DBN (KL, T = 4)"),
-    "cifar10-2": Model(["bridge-kl-t4", "bridge-kl-b"], 5, "+2 DBN (KL, T = 4 and 2, DE-5)"),
+    "cifar10": Model(["bridge-kl-t4"], "+1 DBN (KL, T = 4)"),
+    "cifar10-2": Model(["bridge-kl-t4", "bridge-kl-t4-1"], "+2 DBN (KL, T = 4)"),
 }
 
 
 def bridge(weights: Path, name: str) -> Bridge:
-    config = BridgeConfig(temperature=TemperatureLaw(base=BRIDGES[name]), ema=0.9995)
+    config = BridgeConfig(temperature=TemperatureLaw(base=4.0), ema=0.9995)
     made = Bridge(eb.nets.ScoreNet.cifar10(z_input="none"), config).one_step()
     made.load_state_dict(load_file(weights / f"{name}.safetensors"))
     return made
@@ -58,7 +56,7 @@ def main() -> None:
             source,
             [bridge(weights, each) for each in model.bridges],
             "stages.0.0",
-            members=model.members,
+            members=3,
             image_shape=(3, 32, 32),
             pixel_range=(0.0, 1.0),
             class_names=eb.data.CIFAR10_CLASSES,

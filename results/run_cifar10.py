@@ -211,16 +211,21 @@ def save_rivals(out: Path, prefix: str, methods: Mapping[str, AbstractMethod]) -
     return found
 
 
-def kl_at(base: float) -> str:
-    """How tables name training with KL; T is 2 where nothing is said of it."""
-    return "KL" if base == 2 else f"KL, T = {base:g}"
+def kl_at(*bases: float) -> str:
+    """How tables name training with KL; T is 2 where nothing is said of it.
+
+    >>> kl_at(2), kl_at(4), kl_at(4, 2)
+    ('KL', 'KL, T = 4', 'KL, T = 4 and 2')
+    """
+    return (
+        "KL" if set(bases) == {2} else f"KL, T = {' and '.join(f'{base:g}' for base in dict.fromkeys(bases))}"
+    )
 
 
 def kl_of(fast: FastEnsemble) -> str:
-    """The same for the first bridge of a model."""
-    bridge = fast.bridges[0]
-    assert isinstance(bridge, Bridge)
-    return kl_at(bridge.config.temperature.base)
+    """The same for the bridges of a model."""
+    bridges = [bridge for bridge in fast.bridges if isinstance(bridge, Bridge)]
+    return kl_at(*(bridge.config.temperature.base for bridge in bridges))
 
 
 def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
@@ -313,7 +318,7 @@ def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> N
     """Members, the zoo's models and, where their weights lie in the folder, the control and ED."""
     ensemble = load_members(weights).first(3)
     models: dict[str, torch.nn.Module] = {f"DE-{k}": ensemble.first(k) for k in (1, 2, 3)}
-    for name, what in (("zoo:cifar10", "+1 DBN ({})"), ("zoo:cifar10-2", "+2 DBN ({}, DE-5)")):
+    for name, what in (("zoo:cifar10", "+1 DBN ({})"), ("zoo:cifar10-2", "+2 DBN ({})")):
         fast = load_model(name).to(DEVICE)
         models[what.format(kl_of(fast))] = fast
     if (path := weights / CONTROL).exists():
