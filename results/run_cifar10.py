@@ -34,6 +34,7 @@ from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
     Bridge,
     BridgeConfig,
+    BridgeNetwork,
     DeepEnsemble,
     DiffusionBridge,
     EnsembleDistillation,
@@ -43,6 +44,7 @@ from ensbridge.methods import (
 from ensbridge.methods.method import AbstractMethod
 from ensbridge.metrics import accuracy, nll
 from ensbridge.nets import ResNet, ScoreNet
+from ensbridge.nets.tail import Tail
 from ensbridge.recipes.recipe import build
 from ensbridge.robustness import add_corrupted
 from ensbridge.saving import load as load_model
@@ -122,6 +124,16 @@ def load_control(path: Path) -> FastEnsemble:
     control = load_model("zoo:cifar10").to(DEVICE)
     control.bridges[0].load_state_dict(load_file(path, device=DEVICE))
     return control
+
+
+def load_network(source: torch.nn.Module, path: Path) -> BridgeNetwork:
+    """A bridge network of medium size beside the source, as `bn_cifar10.py` left it."""
+    assert isinstance(source, ResNet)
+    feature = source.block_at(0.8)
+    network = BridgeNetwork(source, [source], Tail(source, feature), feature)
+    network.bridge.load_state_dict(load_file(path))
+    network.bridge.to(DEVICE)
+    return network
 
 
 def save_bridges(out: Path, prefix: str, methods: dict[str, DiffusionBridge]) -> None:
@@ -315,7 +327,7 @@ def rows_of(bridges: dict[tuple[int, ...], DiffusionBridge], kl: str) -> dict[st
 
 
 def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> None:
-    """Members, the zoo's models and, where their weights lie in the folder, the control and ED."""
+    """Members, the zoo's models and, where their weights lie in the folder, control, ED and two BN medium."""
     ensemble = load_members(weights).first(3)
     models: dict[str, torch.nn.Module] = {f"DE-{k}": ensemble.first(k) for k in (1, 2, 3)}
     for name, what in (("zoo:cifar10", "+1 DBN ({})"), ("zoo:cifar10-2", "+2 DBN ({})")):
@@ -327,6 +339,8 @@ def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> N
     if (path := weights / "ed.safetensors").exists():
         models["ED"] = student = ResNet.resnet32x2(10).to(DEVICE).eval()
         student.load_state_dict(load_file(path, device=DEVICE))
+    if len(paths := sorted(weights.glob("bn-medium-*.safetensors"))) == 2:
+        models["+2 BN medium"] = FastEnsemble.of(*(load_network(ensemble.source, path) for path in paths))
     scores = evaluate(
         models,
         data.test,

@@ -4,6 +4,7 @@ the barrier that the straight line climbs.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -30,6 +31,14 @@ def moved(curve: BezierCurve) -> BezierCurve:
         for weight in curve.student.parameters():
             weight += 0.3 * torch.randn(weight.shape, generator=draws)
     return curve
+
+
+def test_what_is_compiled_is_what_the_loss_runs(ends: list[nn.Module]) -> None:
+    curve = BezierCurve(*ends)
+    (network,) = curve.networks()
+    network._compiled_call_impl = lambda images, alpha: alpha * torch.zeros(len(images), 3)
+    batch = Batch(_tiny.images(), torch.zeros(len(_tiny.images()), dtype=torch.long), _tiny.generator(0))
+    assert curve.loss(batch).item() == pytest.approx(math.log(3))
 
 
 # Places of the curve

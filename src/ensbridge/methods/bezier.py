@@ -47,14 +47,11 @@ class BezierCurve(AbstractMethod):
         with torch.no_grad():
             for name, weight in self.student.named_parameters(remove_duplicate=False):
                 weight.copy_((self.start[name] + self.end[name]) / 2)
+        self.place = _Place(self.start, self.student, self.end)
 
     def weights(self, alpha: Tensor | float) -> dict[str, Tensor]:
         """θ(α), through which gradients reach the control point."""
-        a, b, c = (1 - alpha) ** 2, 2 * alpha * (1 - alpha), alpha**2
-        return {
-            name: a * self.start[name] + b * control + c * self.end[name]
-            for name, control in self.student.named_parameters(remove_duplicate=False)
-        }
+        return self.place.weights(alpha)
 
     @torch.no_grad()
     def at(self, alpha: float) -> nn.Module:
@@ -70,18 +67,16 @@ class BezierCurve(AbstractMethod):
         if batch.labels is None:
             raise ValueError("a curve learns from labels and the data has none; give (images, labels)")
         alpha = torch.rand((), generator=batch.generator, device=batch.images.device)
-        logits = functional_call(self.student, self.weights(alpha), (batch.images,))
-        return F.cross_entropy(at_least_float32(logits), batch.labels)
+        return F.cross_entropy(at_least_float32(self.place(batch.images, alpha)), batch.labels)
 
     @torch.no_grad()
     def log_probs(self, images: Tensor) -> Tensor:
         """The prediction of the curve's centre."""
-        logits = functional_call(self.student, self.weights(0.5), (images,))
-        return at_least_float32(logits).log_softmax(-1)
+        return at_least_float32(self.at(0.5)(images)).log_softmax(-1)
 
     def networks(self) -> list[nn.Module]:
-        """None that is called with its own weights."""
-        return []
+        """The network at a place of the curve."""
+        return [self.place]
 
     def describe(self) -> dict[str, Any]:
         """The ends' weights and the architecture."""
@@ -91,6 +86,24 @@ class BezierCurve(AbstractMethod):
             network.load_state_dict(weights)
             ends.append(weights_digest(network))
         return {"method": "bezier_curve", "ends": ends, "network": str(self.student)}
+
+
+class _Place(nn.Module):
+    """The network at a place α of the curve, as one function of images and α that can be compiled."""
+
+    def __init__(self, start: dict[str, Tensor], control: nn.Module, end: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.start, self.control, self.end = start, control, end
+
+    def weights(self, alpha: Tensor | float) -> dict[str, Tensor]:
+        a, b, c = (1 - alpha) ** 2, 2 * alpha * (1 - alpha), alpha**2
+        return {
+            name: a * self.start[name] + b * control + c * self.end[name]
+            for name, control in self.control.named_parameters(remove_duplicate=False)
+        }
+
+    def forward(self, images: Tensor, alpha: Tensor) -> Tensor:
+        return functional_call(self.control, self.weights(alpha), (images,))
 
 
 def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
