@@ -249,7 +249,7 @@ def explained() -> Iterator[tuple[str, object]]:
         home = importlib.import_module(f"ensbridge.{module}")
         for name, value in vars(home).items():
             public = inspect.isfunction(value) or inspect.isclass(value)
-            if public and not name.startswith("_") and value.__module__ == home.__name__:
+            if public and not name.startswith("_") and value.__module__.startswith(home.__name__):
                 yield f"{module}.{name}", value
     for place in ("nets.ResNet", "nets.ScoreNet", "methods.DiffusionBridge", "methods.DeepEnsemble"):
         module, name = place.split(".")

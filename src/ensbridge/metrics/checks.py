@@ -1,0 +1,40 @@
+"""What a prediction must be to be measured."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def checked(log_probs: Tensor, labels: Tensor, normalised: bool = True) -> tuple[Tensor, Tensor]:
+    """The inputs as float64 and int64 on the CPU, or a ValueError that says what is wrong with them."""
+    shape = tuple(log_probs.shape)
+    if log_probs.ndim != 2 or shape[1] == 0:
+        raise ValueError(f"log_probs have shape {shape}; they must be (images, classes)")
+    if not log_probs.is_floating_point():
+        raise ValueError(f"log_probs are {log_probs.dtype}; they must be floating point")
+    if tuple(labels.shape) != shape[:1]:
+        raise ValueError(f"labels have shape {tuple(labels.shape)}; {shape[0]} images need ({shape[0]},)")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"labels are {labels.dtype}; they must be integers, so convert them with .long()")
+    log_probs_BK, labels_B = log_probs.detach().cpu().double(), labels.detach().cpu().long()
+    outside = labels_B[(labels_B < 0) | (labels_B >= shape[1])]
+    if len(outside) > 0:
+        raise ValueError(
+            f"labels contain {int(outside[0])}; with {shape[1]} classes they lie in 0..{shape[1] - 1}"
+        )
+    for name, wrong_BK in (("nan", log_probs_BK.isnan()), ("inf", log_probs_BK == math.inf)):
+        if wrong_BK.any():
+            image = int(wrong_BK.any(1).nonzero()[0])
+            raise ValueError(
+                f"log_probs contain {name}, first at image {image}; check the model that made them"
+            )
+    if normalised and len(labels_B) > 0:
+        total = log_probs_BK.logsumexp(1).max().exp().item()
+        if total > 1.1:  # far beyond rounding, also in bfloat16: these are logits or probabilities
+            raise ValueError(
+                f"log_probs give an image a total probability of {total:.4g}; pass logits.log_softmax(-1)"
+            )
+    return log_probs_BK, labels_B
