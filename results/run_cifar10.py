@@ -1,12 +1,14 @@
 """CIFAR-10 on one GPU: members, then bridges with their control, from one npz of the data.
 
-    python results/run_cifar10.py members DATA.npz OUT --members 1 2 3 [--epochs 200]
+    python results/run_cifar10.py members DATA.npz OUT --members 1 2 3 [--together]
     python results/run_cifar10.py bridges DATA.npz OUT --weights FOLDER [--epochs 100]
     python results/run_cifar10.py long DATA.npz OUT --weights FOLDER --run FOLDER [--epochs 300]
+    python results/run_cifar10.py job DATA.npz OUT --run FOLDER --seed 1 [--together]
     python results/run_cifar10.py corrupted DATA.npz OUT --weights FOLDER --corrupted FOLDER
 
 `long` trains KL bridges towards groups of members, and their control, from several seeds side by side;
 killed, it goes on from the folder of --run. --held-out adds images that no member has seen, without labels.
+`job` is all of it, members and then `bridges`, with its time.
 The test set is looked at with --final only. `corrupted` measures the trained models on the corrupted test set
 of `ensbridge data corrupt`.
 
@@ -85,28 +87,34 @@ def progress(name: str):
     return report
 
 
-def train_members(data: Splits, out: Path, chosen: list[int], epochs: float, batch: int) -> None:
+def train_members(data: Splits, out: Path, options: argparse.Namespace) -> None:
+    """Members one after the other, each with its own order of images, or with --together side by side."""
+    seeds = {index: derive_seed(options.seed, "member", index) for index in options.members}
+    nets = {index: build(lambda: ResNet.resnet32x2(10), seed).to(DEVICE) for index, seed in seeds.items()}
     config = FitConfig(
-        epochs, batch, 0.1, "sgd", weight_decay=1e-3, augment=CROP, log_every=1600, checkpoint_every=10**9
+        options.member_epochs,
+        options.member_batch,
+        0.1,
+        "sgd",
+        weight_decay=1e-3,
+        augment=CROP,
+        log_every=1600,
+        checkpoint_every=options.checkpoint_every,
     )
-    for index in chosen:
-        seed = derive_seed(0, "member", index)
-        net = build(lambda: ResNet.resnet32x2(10), seed).to(DEVICE)
-        begun = time.time()
-        fit(DeepEnsemble([net]), data.train, replace(config, seed=seed), progress=progress(f"member {index}"))
-        plain = build(lambda: ResNet.resnet32x2(10), seed).to(DEVICE)
-        plain.load_state_dict(net.state_dict())
-        log_probs = predict(plain, data.val, 1000)
-        figures = accuracy(log_probs, data.val.labels), nll(log_probs, data.val.labels)
-        save_file(
-            {k: v.cpu().contiguous() for k, v in plain.state_dict().items()},
-            out / f"member-{index}.safetensors",
-        )
-        print(
-            f"member {index}: validation acc {figures[0]:.4f} nll {figures[1]:.4f}",
-            f"in {time.time() - begun:.0f} s",
-            flush=True,
-        )
+    groups = [list(nets)] if options.together else [[index] for index in nets]
+    for group in groups:
+        begun, name = time.time(), "-".join(map(str, group))
+        methods = {str(index): DeepEnsemble([nets[index]]) for index in group}
+        run = None if options.run is None else options.run / f"members-{name}"
+        seeded = replace(config, seed=seeds[group[0]])
+        fit(Together(methods), data.train, seeded, run, progress(f"members {name}"))
+        for index in group:
+            log_probs = predict(nets[index].eval(), data.val, 1000)
+            figures = accuracy(log_probs, data.val.labels), nll(log_probs, data.val.labels)
+            weights = {k: v.cpu().contiguous() for k, v in nets[index].state_dict().items()}
+            save_file(weights, out / f"member-{index}.safetensors")
+            print(f"member {index}: validation acc {figures[0]:.4f} nll {figures[1]:.4f}")
+        print(f"{len(group)} members in {time.time() - begun:.0f} s", flush=True)
 
 
 def load_members(weights: Path) -> Ensemble:
@@ -371,10 +379,15 @@ def with_held_out(data: Splits, count: int, times: int) -> ImageSet:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=["members", "bridges", "long", "corrupted"])
+    parser.add_argument("stage", choices=["members", "bridges", "long", "job", "corrupted"])
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument(
+        "--together", action="store_true", help="members side by side, in one order of images"
+    )
+    parser.add_argument("--member-epochs", type=float, default=200)
+    parser.add_argument("--member-batch", type=int, default=256)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--corrupted", type=Path, help="the folder of the corrupted test set")
     parser.add_argument("--run", type=Path, help="the folder of the long run's checkpoints")
@@ -409,7 +422,12 @@ def main() -> None:
     data = load(options.data, options.limit)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.stage == "members":
-        train_members(data, options.out, options.members, options.epochs, options.batch)
+        train_members(data, options.out, options)
+    elif options.stage == "job":
+        begun = time.time()
+        train_members(data, options.out, options)
+        train_bridges(data, options.out, options.out, options)
+        print(f"the whole job took {(time.time() - begun) / 60:.1f} minutes in this call")
     elif options.stage == "long":
         train_long(data, options.out, options.weights, options)
     elif options.stage == "corrupted":
