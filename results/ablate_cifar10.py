@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from run_cifar10 import DEVICE, bridge_config, load, load_members, measure, progress
+from run_cifar import DEVICE, bridge_config, load, load_members, measure, progress
 
 from ensbridge.data import ImageSet
 from ensbridge.fast_ensemble import FastEnsemble

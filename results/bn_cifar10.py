@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from run_cifar10 import CROP, DEVICE, bridge_config, load, load_members, measure, progress
+from run_cifar import CROP, DEVICE, bridge_config, load, load_members, measure, progress
 from safetensors.torch import save_file
 
 from ensbridge.data import Splits

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from run_cifar10 import CONTROL, CROP, DEVICE, load, load_control, load_members
+from run_cifar import CONTROL, CROP, DEVICE, load, load_control, load_members
 
 from ensbridge.data import Augment, ImageSet
 from ensbridge.evaluation import predict

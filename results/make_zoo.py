@@ -3,8 +3,8 @@
     python results/make_zoo.py FOLDER
 
 FOLDER holds member-1 and two bridges towards members 1 to 3 as safetensors. zoo:cifar10 is the source with
-the first of them, zoo:cifar10-2 with both: bridge-kl-t4 is that of `run_cifar10.py bridges --temperatures 4`
-(the first seed), bridge-kl-t4-1 that of `run_cifar10.py long --base 4 --seeds 1 2` (the second).
+the first of them, zoo:cifar10-2 with both: bridge-kl-t4 is that of `run_cifar.py bridges --temperatures 4`
+(the first seed), bridge-kl-t4-1 that of `run_cifar.py long --base 4 --seeds 1 2` (the second).
 """
 
 from __future__ import annotations

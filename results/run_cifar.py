@@ -1,10 +1,10 @@
-"""CIFAR-10 on one GPU: members, then bridges with their control, from one npz of the data.
+"""CIFAR-10 or CIFAR-100 on one GPU: members, then bridges with their control, from one npz of the data.
 
-    python results/run_cifar10.py members DATA.npz OUT --members 1 2 3 [--together]
-    python results/run_cifar10.py bridges DATA.npz OUT --weights FOLDER [--epochs 100]
-    python results/run_cifar10.py long DATA.npz OUT --weights FOLDER --run FOLDER [--epochs 300]
-    python results/run_cifar10.py job DATA.npz OUT --run FOLDER --seed 1 [--together]
-    python results/run_cifar10.py corrupted DATA.npz OUT --weights FOLDER --corrupted FOLDER
+    python results/run_cifar.py members DATA.npz OUT --members 1 2 3 [--together]
+    python results/run_cifar.py bridges DATA.npz OUT --weights FOLDER [--epochs 100]
+    python results/run_cifar.py long DATA.npz OUT --weights FOLDER --run FOLDER [--epochs 300]
+    python results/run_cifar.py job DATA.npz OUT --run FOLDER --seed 1 [--together]
+    python results/run_cifar.py corrupted DATA.npz OUT --weights FOLDER --corrupted FOLDER
 
 `long` trains KL bridges towards groups of members, and their control, from several seeds side by side;
 killed, it goes on from the folder of --run. --held-out adds images that no member has seen, without labels.
@@ -13,7 +13,8 @@ The test set is looked at with --final only. `corrupted` measures the trained mo
 of `ensbridge data corrupt`.
 
 DATA.npz holds train_images, train_labels, test_images, test_labels (uint8 NHWC). The first 40,960 training
-images are trained on, the other 9,040 are for validation. Weights land in OUT as safetensors.
+images are trained on, the other 9,040 are for validation. Weights land in OUT as safetensors. Networks and
+the members' training are those of --recipe; `corrupted` is for cifar10 alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from ensbridge.data import CIFAR10_CLASSES, Augment, ImageSet, Splits
+from ensbridge.data import Augment, ImageSet, Splits
 from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import Aim, evaluate, predict
 from ensbridge.fast_ensemble import FastEnsemble
@@ -45,9 +46,10 @@ from ensbridge.methods import (
 )
 from ensbridge.methods.method import AbstractMethod
 from ensbridge.metrics import accuracy, nll
-from ensbridge.nets import ResNet, ScoreNet
+from ensbridge.nets import ResNet
 from ensbridge.nets.tail import Tail
-from ensbridge.recipes.recipe import build
+from ensbridge.recipes.plan import RECIPES
+from ensbridge.recipes.recipe import Recipe, build
 from ensbridge.robustness import add_corrupted
 from ensbridge.saving import load as load_model
 from ensbridge.schedule import TemperatureLaw
@@ -59,6 +61,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CROP = Augment(crop=4, flip=True)
 CONTROL = "bridge-kl-control.safetensors"
 TABLE_NAMES = {"ED": "ED", "EnD2": "EnD²"}
+CIFAR10 = RECIPES["cifar10"]("default")
 
 
 def load(path: Path, limit: int | None) -> Splits:
@@ -90,14 +93,12 @@ def progress(name: str):
 def train_members(data: Splits, out: Path, options: argparse.Namespace) -> None:
     """Members one after the other, each with its own order of images, or with --together side by side."""
     seeds = {index: derive_seed(options.seed, "member", index) for index in options.members}
-    nets = {index: build(lambda: ResNet.resnet32x2(10), seed).to(DEVICE) for index, seed in seeds.items()}
-    config = FitConfig(
-        options.member_epochs,
-        options.member_batch,
-        0.1,
-        "sgd",
-        weight_decay=1e-3,
-        augment=CROP,
+    recipe = RECIPES[options.recipe]("default")
+    nets = {index: build(recipe.member, seed).to(DEVICE) for index, seed in seeds.items()}
+    config = replace(
+        recipe.member_fit,
+        epochs=options.member_epochs,
+        batch_size=options.member_batch or recipe.member_fit.batch_size,
         log_every=1600,
         checkpoint_every=options.checkpoint_every,
     )
@@ -117,12 +118,12 @@ def train_members(data: Splits, out: Path, options: argparse.Namespace) -> None:
         print(f"{len(group)} members in {time.time() - begun:.0f} s", flush=True)
 
 
-def load_members(weights: Path) -> Ensemble:
+def load_members(weights: Path, recipe: Recipe = CIFAR10) -> Ensemble:
     """The members of a folder; one without the first has it from the zoo, whose source it is."""
     paths = sorted(weights.glob("member-*.safetensors"))
     members = [] if (weights / "member-1.safetensors") in paths else [load_model("zoo:cifar10").source]
     for path in paths:
-        members.append(ResNet.resnet32x2(10))
+        members.append(recipe.member())
         members[-1].load_state_dict(load_file(path))
     return Ensemble(members).to(DEVICE).eval()
 
@@ -171,6 +172,7 @@ def measure(
     data: Splits,
     final: bool = True,
     seed: int = 0,
+    recipe: Recipe = CIFAR10,
 ) -> None:
     """Scores on validation and, where all is chosen, on the test set; log-probabilities beside them."""
     ladder = {f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)}
@@ -182,8 +184,8 @@ def measure(
             reference=ensemble,
             target=3,
             aims=aims(models),
-            dataset="cifar10" if part == "test" else "cifar10 validation",
-            class_names=CIFAR10_CLASSES,
+            dataset=recipe.name if part == "test" else f"{recipe.name} validation",
+            class_names=recipe.class_names,
             seed=seed,
             batch_size=1000,
         )
@@ -207,16 +209,17 @@ def bridge_config(options: argparse.Namespace, seed: int) -> FitConfig:
 
 
 def rivals(
-    ensemble: Ensemble, names: list[str], seed: int, config: FitConfig
+    ensemble: Ensemble, names: list[str], seed: int, config: FitConfig, recipe: Recipe
 ) -> tuple[dict[str, AbstractMethod], dict[str, FitConfig]]:
     """Students of the whole ensemble with the bridges' inputs, and how they are trained."""
     methods: dict[str, AbstractMethod] = {}
     configs: dict[str, FitConfig] = {}
     for name in names:
-        student = build(lambda: ResNet.resnet32x2(10), derive_seed(seed, "student")).to(DEVICE)
+        student = build(recipe.member, derive_seed(seed, "student")).to(DEVICE)
         kind, lr = (EnsembleDistillation, 0.1) if name == "ED" else (ProxyEnD2, 0.05)
         methods[name] = kind(ensemble, student)
-        configs[name] = replace(config, lr=lr, optimizer="sgd", weight_decay=1e-3)
+        decay = (recipe.ed_fit if name == "ED" else recipe.end2_fit).weight_decay
+        configs[name] = replace(config, lr=lr, optimizer="sgd", weight_decay=decay)
     return methods, configs
 
 
@@ -249,14 +252,15 @@ def kl_of(fast: FastEnsemble) -> str:
 
 
 def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
-    everything = load_members(weights)
+    recipe = RECIPES[options.recipe]("default")
+    everything = load_members(weights, recipe)
     ensemble = everything.first(3)
     long = bridge_config(options, options.seed)
     short = replace(long, epochs=options.distill_epochs, lr=options.lr / 10)
 
     def method(temperature: float, **extra) -> DiffusionBridge:
         config = BridgeConfig(temperature=TemperatureLaw(base=temperature), ema=options.ema)
-        score = build(lambda: ScoreNet.cifar10(z_input="none"), derive_seed(options.seed, "score")).to(DEVICE)
+        score = build(lambda: recipe.score("none"), derive_seed(options.seed, "score")).to(DEVICE)
         return DiffusionBridge(ensemble, score, config=config, **extra)
 
     walked = {"bridge": method(2.0), "control": method(2.0, target=(0,))}
@@ -264,7 +268,7 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
     for base in [*([] if options.no_kl else [2.0]), *options.temperatures]:
         straight[f"+1 DBN ({kl_at(base)})"] = method(base, loss="kl")
         straight[f"control ({kl_at(base)})"] = method(base, loss="kl", target=(0,))
-    students, configs = rivals(ensemble, options.rivals, options.seed, long)
+    students, configs = rivals(ensemble, options.rivals, options.seed, long, recipe)
     methods: dict[str, AbstractMethod] = {**walked, **straight, **students}
     images = data.train.without_labels()
     folders = (None, None) if options.run is None else (options.run / "bridges", options.run / "distil")
@@ -281,26 +285,27 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
     save_bridges(out, options.name, named)
     models: dict[str, torch.nn.Module] = {name: FastEnsemble.of(each) for name, each in named.items()}
     models |= save_rivals(out, options.name, students)
-    measure(out, options.name, everything, models, data, options.final, options.seed)
+    measure(out, options.name, everything, models, data, options.final, options.seed, recipe)
     print(f"bridges and distillation took {minutes:.1f} minutes; options {vars(options)}")
 
 
 def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespace) -> None:
     """KL bridges towards each of --targets from each of --seeds, and rivals, side by side."""
-    ensemble = load_members(weights)
+    recipe = RECIPES[options.recipe]("default")
+    ensemble = load_members(weights, recipe)
     config = bridge_config(options, options.seeds[0])
     law = TemperatureLaw(base=options.base)
 
     def method(seed: int, target: tuple[int, ...]) -> DiffusionBridge:
         bridge = BridgeConfig(temperature=law, ema=options.ema)
-        score = build(lambda: ScoreNet.cifar10(z_input="none"), derive_seed(seed, "score", *target))
+        score = build(lambda: recipe.score("none"), derive_seed(seed, "score", *target))
         return DiffusionBridge(ensemble, score.to(DEVICE), loss="kl", target=target, config=bridge)
 
     targets = [tuple(int(number) - 1 for number in text.split(",")) for text in options.targets]
     bridges = {(seed, target): method(seed, target) for seed in options.seeds for target in targets}
     names = {key: f"{'-'.join(str(i + 1) for i in key[1])} seed {key[0]}" for key in bridges}
     methods: dict[str, AbstractMethod] = {names[key]: each for key, each in bridges.items()}
-    students, own_configs = rivals(ensemble.first(3), options.rivals, options.seeds[0], config)
+    students, own_configs = rivals(ensemble.first(3), options.rivals, options.seeds[0], config, recipe)
     configs = dict.fromkeys(methods, config) | own_configs
     methods |= students
     images = with_held_out(data, options.held_out, options.held_out_times).without_labels()
@@ -318,7 +323,7 @@ def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespa
         own = {target: bridges[seed, target] for target in targets}
         name = options.name if len(options.seeds) == 1 else f"{options.name}-seed{seed}"
         models = rows_of(own, kl_at(options.base)) | (known if seed == options.seeds[0] else {})
-        measure(out, name, ensemble, models, held, options.final, seed)
+        measure(out, name, ensemble, models, held, options.final, seed, recipe)
     print(f"this call trained for {minutes:.1f} minutes; options {vars(options)}")
 
 
@@ -357,7 +362,7 @@ def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> N
         target=3,
         aims=aims(models),
         dataset="cifar10",
-        class_names=CIFAR10_CLASSES,
+        class_names=CIFAR10.class_names,
         batch_size=1000,
     )
     begun = time.time()
@@ -382,12 +387,13 @@ def main() -> None:
     parser.add_argument("stage", choices=["members", "bridges", "long", "job", "corrupted"])
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--recipe", choices=["cifar10", "cifar100"], default="cifar10")
     parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument(
         "--together", action="store_true", help="members side by side, in one order of images"
     )
     parser.add_argument("--member-epochs", type=float, default=200)
-    parser.add_argument("--member-batch", type=int, default=256)
+    parser.add_argument("--member-batch", type=int, help="the recipe's unless given")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--corrupted", type=Path, help="the folder of the corrupted test set")
     parser.add_argument("--run", type=Path, help="the folder of the long run's checkpoints")
