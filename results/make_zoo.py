@@ -4,7 +4,8 @@
 
 FOLDER holds member-1 and two bridges towards members 1 to 3 as safetensors. zoo:cifar10 is the source with
 the first of them, zoo:cifar10-2 with both: bridge-kl-t4 is that of `run_cifar.py bridges --temperatures 4`
-(the first seed), bridge-kl-t4-1 that of `run_cifar.py long --base 4 --seeds 1 2` (the second).
+(the first seed, named bridges-1-dbn-kl-t-4 there), bridge-kl-t4-1 that of `run_cifar.py long --base 4 --seeds
+1 2 --name T4` (the second, T4-1-2-3-seed-1).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ensbridge.scores import read_scores
 
 HERE = Path(__file__).parent / "cifar10"
 ZOO = Path(eb.__file__).parent / "zoo"
-CONTROL = "control (KL, T = 4)"
+CONTROLS = {1: "control (KL, T = 4)", 2: "+2 control (KL, T = 4)"}  # by the number of bridges
 
 
 class Model(NamedTuple):
@@ -61,7 +62,11 @@ def main() -> None:
             pixel_range=(0.0, 1.0),
             class_names=eb.data.CIFAR10_CLASSES,
         )
-        rows = [row for row in scores.rows if row.method == "DE" or row.model in (model.row, CONTROL)]
+        rows = [
+            row
+            for row in scores.rows
+            if row.method == "DE" or row.model in (model.row, CONTROLS[len(model.bridges)])
+        ]
         fast.eval().save(ZOO / name, scores=replace(scores, rows=tuple(rows)))
         size = (ZOO / name / "model.safetensors").stat().st_size
         print(f"zoo:{name}: {size / 1e6:.1f} MB")

@@ -159,9 +159,10 @@ def slug(name: str) -> str:
 
 
 def aims(models: Mapping[str, torch.nn.Module]) -> dict[str, Aim]:
-    """What networks are that do not show it."""
-    known = {"ED": Aim("ED", 3), "EnD²": Aim("EnD2", 3)}
-    return {name: aim for name, aim in known.items() if name in models}
+    """What networks are that do not show it, or would show it wrongly as they are put together here."""
+    known = {"ED": Aim("ED", 3), "EnD²": Aim("EnD2", 3), "+2 BN medium": Aim("BN", 3)}
+    controls = {name: Aim("control", 1) for name in models if "control" in name}
+    return {name: aim for name, aim in known.items() if name in models} | controls
 
 
 def measure(
@@ -396,7 +397,9 @@ def main() -> None:
     parser.add_argument("--member-batch", type=int, help="the recipe's unless given")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--corrupted", type=Path, help="the folder of the corrupted test set")
-    parser.add_argument("--run", type=Path, help="the folder of the long run's checkpoints")
+    parser.add_argument(
+        "--run", type=Path, help="the folder of the checkpoints; without, a killed run starts anew"
+    )
     parser.add_argument("--name", default="bridges", help="of the files in OUT")
     parser.add_argument(
         "--targets", nargs="+", default=["1,2,3", "1,4,5", "1"], help="members of each bridge"

@@ -308,6 +308,7 @@ def test_the_card_shows_what_was_measured_beside_its_control(
     assert "Nothing was measured" not in text
     FastEnsemble.of(*(_tiny.bridge_to(ensemble, seed) for seed in (1, 2))).save(tmp_path, scores=scores)
     assert "its own figures are not among these" in card(tmp_path)
+    assert "No control of 2 bridges was measured" in card(tmp_path)
 
 
 def test_wrong_scores_are_refused_before_anything_is_written(tmp_path: Path) -> None:

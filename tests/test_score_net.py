@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import _tiny
 from ensbridge.cost import count_macs, count_params
 from ensbridge.nets import ScoreNet, resnet32x2, resnet32x4, resnet34, run_tapped
-from ensbridge.nets.inverted import InvertedResidual, conv_bn, in_eights
+from ensbridge.nets.inverted import Convolution, InvertedResidual, conv_bn, in_eights
 from ensbridge.nets.score import ZInput, time_embedding
 
 F64 = torch.float64
@@ -238,3 +238,21 @@ def test_channels_in_eights_change_no_result_and_no_gradient() -> None:
 
 def test_a_convolution_of_the_score_network_is_described_as_any_other() -> None:
     assert repr(conv_bn(33, 32, 1)[0]) == repr(nn.Conv2d(33, 32, 1, bias=False))
+
+
+class OnGpu(Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    @property
+    def is_cuda(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return True
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_a_convolution_on_a_gpu_gives_what_any_other_gives(bias: bool, groups: int) -> None:
+    conv = Convolution(33, 6, 1, stride=2, groups=groups, bias=bias)
+    plain = nn.Conv2d(33, 6, 1, stride=2, groups=groups, bias=bias)
+    plain.load_state_dict(conv.state_dict())
+    x = torch.randn(2, 33, 5, 5)
+    torch.testing.assert_close(conv(x.as_subclass(OnGpu)).as_subclass(Tensor), plain(x))

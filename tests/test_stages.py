@@ -197,8 +197,8 @@ def test_every_field_that_an_error_names_can_be_set() -> None:
     [
         ("end2_predict=mean", "end2_predict is 'mean'; it must be one of 'dirichlet', 'softmax'"),
         ("end2_divisor=q", "end2_divisor is 'q'; it must be one of 'beta0', 's'"),
-        ("kl_heat=0", "kl_heat is 0.0; a temperature must be above 0"),
-        ("ed_tau=-1", "ed_tau is -1.0; a temperature must be above 0"),
+        ("kl_heat=0", "kl_heat is 0.0; it must be above 0"),
+        ("ed_tau=-1", "ed_tau is -1.0; it must be above 0"),
         ("feature=nonsense", "feature 'nonsense' is not a module of the source"),
         ("feature=head", "feature is 'head', which the network behind it cannot read"),
         ("feature=stages.1.0", "feature is 'stages.1.0', which the network behind it cannot read"),

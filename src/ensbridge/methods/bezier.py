@@ -72,7 +72,7 @@ class BezierCurve(AbstractMethod):
     @torch.no_grad()
     def log_probs(self, images: Tensor) -> Tensor:
         """The prediction of the curve's centre."""
-        return at_least_float32(self.at(0.5)(images)).log_softmax(-1)
+        return at_least_float32(self.place(images, 0.5)).log_softmax(-1)
 
     def networks(self) -> list[nn.Module]:
         """The network at a place of the curve."""
@@ -102,7 +102,7 @@ class _Place(nn.Module):
             for name, control in self.control.named_parameters(remove_duplicate=False)
         }
 
-    def forward(self, images: Tensor, alpha: Tensor) -> Tensor:
+    def forward(self, images: Tensor, alpha: Tensor | float) -> Tensor:
         return functional_call(self.control, self.weights(alpha), (images,))
 
 

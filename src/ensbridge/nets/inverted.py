@@ -16,9 +16,15 @@ class Convolution(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps (B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
-        if self.kernel_size == (1, 1) and input.shape[1] % 8 and input.is_cuda and torch.is_grad_enabled():
+        if self.in_channels % 8 and self._is_plain() and torch.is_grad_enabled() and input.is_cuda:
             return F.conv2d(*in_eights(input, self.weight), stride=self.stride)
         return super().forward(input)
+
+    def _is_plain(self) -> bool:
+        """Whether weights are all that there is; folded into it, batch norm leaves a bias."""
+        return (
+            self.kernel_size == (1, 1) and self.padding == (0, 0) and self.groups == 1 and self.bias is None
+        )
 
     def _get_name(self) -> str:
         return "Conv2d"  # the same weights and results: descriptions need not tell it apart

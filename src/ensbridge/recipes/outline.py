@@ -23,7 +23,8 @@ def outline(recipe: Recipe, stages: Sequence[str]) -> list[str]:
     groups = len({tuple(range(recipe.target)), *groups_for(recipe, recipe.members)})
     walk, distill = recipe.bridge_fit, recipe.distill_fit
     steps = f"bridge ({recipe.bridge.num_steps} steps)"
-    bridge = [(groups + 1, steps, walk), (2, "bridge (KL)", recipe.kl_fit)]
+    own = "" if recipe.kl_heat == 1 else f", T = {recipe.bridge.temperature.base * recipe.kl_heat:g}"
+    bridge = [(groups + 1, steps, walk), (2, f"bridge (KL{own})", recipe.kl_fit)]
     dealt = {group for members in range(2, recipe.most_members + 1) for group in groups_for(recipe, members)}
     more = recipe.most_members - recipe.members
     extra = [(more, "member", recipe.member_fit)] if more else []

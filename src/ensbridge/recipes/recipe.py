@@ -76,7 +76,7 @@ class Recipe:
             raise ValueError(f"figure_members is {self.figure_members}; it must be at most {MOST_MEMBERS}")
         for name in ("kl_heat", "ed_tau", "end2_tau"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; a temperature must be above 0, such as 2")
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0, such as 2")
         for name, hint in get_type_hints(Recipe).items():
             if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
                 choices = ", ".join(map(repr, get_args(hint)))

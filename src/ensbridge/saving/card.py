@@ -104,7 +104,7 @@ def _measured(fast: FastEnsemble, scores: Scores | Fidelity | Mapping[str, Any] 
     machine = ", ".join(f"{key} {value}" for key, value in scores.environment.items())
     return (
         f"Data set {_text(scores.dataset)}, seed {scores.seed}; {_text(machine) or 'unknown machine'}.\n\n"
-        f"{table}\n\n{_which(fast, scores.rows)} {_control(scores.rows)}"
+        f"{table}\n\n{_which(fast, scores.rows)} {_control(fast, scores.rows)}"
     )
 
 
@@ -123,10 +123,13 @@ def _which(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     return f"By its size, bridges, steps and members this model is the row {names}.{words}"
 
 
-def _control(rows: Sequence[Row]) -> str:
-    names = [_text(row.model) for row in rows if row.method == "control"]
+def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:
+    """Name the controls of as many bridges; fewer would leave to the ensemble what another bridge gives."""
+    own = [row for row in rows if row.method == "control" and row.bridges == len(fast.bridges)]
+    names = [_text(row.model) for row in own]
     if not names:
-        return "No control was measured: how much of the gain is owed to the ensemble is not known."
+        of = "" if len(fast.bridges) == 1 else f" of {len(fast.bridges)} bridges"
+        return f"No control{of} was measured: how much of the gain is owed to the ensemble is not known."
     return (
         f"{' and '.join(names)}: trained towards the source alone; only what exceeds that is the ensemble's."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, NamedTuple
 
@@ -78,13 +79,13 @@ class Row:
 
 
 def control_of(bridge: str) -> str | None:
-    """The name of the control that is trained as a bridge is, with the source alone as its target.
+    """The name of the control that is trained as one bridge or several are, with the source as its target.
 
-    >>> control_of("+1 DBN (KL)"), control_of("+1 DBN"), control_of("+2 DBN (DE-5)"), control_of("ED")
-    ('control (KL)', 'control', None, None)
+    >>> control_of("+1 DBN (KL)"), control_of("+1 DBN"), control_of("+2 DBN (KL)"), control_of("ED")
+    ('control (KL)', 'control', '+2 control (KL)', None)
     """
-    one = "+1 DBN"
-    return f"control{bridge.removeprefix(one)}" if bridge.startswith(one) else None
+    found = re.fullmatch(r"(\+\d+ )DBN(.*)", bridge)
+    return f"{found[1]}control{found[2]}".removeprefix("+1 ") if found else None
 
 
 @dataclass(frozen=True)
