@@ -8,6 +8,7 @@ teachers answer, each teacher on a stream of its own, and so do methods that are
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -106,7 +107,9 @@ class CompiledStep(AbstractStep):
         self.held_step = stop
         sums, refused = self._look()
         if refused:
-            raise self.refusal(f"the loss or a gradient is not finite at steps {start + 1} to {stop}")
+            wrong = [name for name, value in sums.items() if name != "loss" and not math.isfinite(value)]
+            named = f" of {', '.join(wrong)}" if wrong else ""
+            raise self.refusal(f"the loss{named} or a gradient is not finite at steps {start + 1} to {stop}")
         return sums
 
     def close(self) -> None:
