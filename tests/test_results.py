@@ -1,0 +1,85 @@
+"""What is said of CIFAR-10 is what was measured: words and tables against the scores beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "results" / "cifar10.md").read_text(encoding="utf-8")
+ROWS = {row["model"]: row for row in json.loads((ROOT / "results" / "cifar10.json").read_text())["rows"]}
+
+# What the page's first table calls them; averages of predictions that are no models are not in the scores.
+NAMES = {
+    "DE-1": "DE-1",
+    "DE-2": "DE-2",
+    "DE-3": "DE-3",
+    "DE-5": "DE-5",
+    "+1 DBN (KL, T = 4), zoo:cifar10 is seed 0": "+1 DBN (KL, T = 4)",
+    "+1 DBN, the paper's loss, T = 2, 5 steps into 1": "+1 DBN",
+    "… in its 5 steps": "+1 DBN (5 steps)",
+    "control of it, 1 step": "control",
+    "+1 DBN (KL), T = 2": "+1 DBN (KL)",
+    "+2 DBN (KL, T = 4), seeds 0 and 1, both {1, 2, 3}, zoo:cifar10-2": "+2 DBN (KL, T = 4)",
+    "control of two: seeds 0 and 1": "+2 control (KL, T = 4)",
+    "+2 DBN (KL, DE-5), T = 4 {1, 2, 3} and T = 2 {1, 4, 5}": "+2 DBN (KL, T = 4 and 2, DE-5)",
+    "+2 DBN (KL, DE-5), both T = 2": "+2 DBN (KL, DE-5)",
+    "ED (DE-3)": "ED",
+    "EnD² (DE-3)": "EnD²",
+}
+
+
+def table() -> dict[str, list[str]]:
+    """The first table's cells by our names; “control of it” is that of the row above."""
+    lines = [line for line in PAGE.split("**What holds.**")[0].splitlines() if line.startswith("| ")]
+    found: dict[str, list[str]] = {}
+    above = ""
+    for line in lines[1:]:
+        first, *cells = [cell.strip() for cell in re.sub(r"[*`]", "", line).strip("| ").split(" | ")]
+        name = above.replace("+1 DBN", "control") if first == "control of it" else NAMES.get(first, "")
+        if name:
+            above, found[name] = name, cells
+    return found
+
+
+def value(row: dict, name: str, digits: int) -> str:
+    """A score as the table has it: the mean, where there are several seeds its spread and each of them."""
+    score = row[name]
+    mean = f"{score['mean']:.{digits}f}"
+    if row["model"].startswith("DE-") or len(row["seeds"]) == 1 or score["sd"] is None:
+        return mean
+    return f"{mean} ± {score['sd']:.{digits}f}"
+
+
+def test_every_row_of_the_table_is_found() -> None:
+    assert {*table()} == {*NAMES.values(), "control (KL, T = 4)", "control (KL)"}
+
+
+@pytest.mark.parametrize("name", table())
+def test_a_row_of_the_table_is_what_was_measured(name: str) -> None:
+    row, (macs, params, acc, nll, ece, dee, *_) = ROWS[name], table()[name]
+    assert (macs, params) == (f"{row['macs_ratio']:.3f}", f"{row['params_ratio']:.3f}")
+    assert acc.partition(" (")[0] == value(row, "acc", 2)
+    assert nll == value(row, "nll", 4)
+    assert ece == f"{row['ece']['mean']:.3f}"
+    if "(" in acc:
+        assert acc.partition(" (")[2] == ", ".join(f"{each:.2f}" for each in row["acc"]["each"]) + ")"
+    if dee != "> 5" and not name.startswith("DE-"):
+        assert dee.partition(" (")[0] == value(row, "dee", 2)
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    main, control = ROWS["+1 DBN (KL, T = 4)"], ROWS["control (KL, T = 4)"]
+    assert f"at ×{main['macs_ratio']:.3f} MACs has {value(main, 'acc', 2)} %" in text
+    assert f"the NLL of {value(main, 'dee', 2)} members" in text
+    assert f"without any ensemble has that of {value(control, 'dee', 2)}" in text
+    two = ROWS["+2 DBN (KL, T = 4)"]
+    assert f"two bridges at ×{two['macs_ratio']:.3f}" in text
+    assert f"have {two['acc']['mean']:.2f} % and an NLL below that of five members" in text
+    assert two["nll"]["mean"] < ROWS["DE-5"]["nll"]["mean"]
+    students = [f"{ROWS[name]['dee']['mean']:.2f}" for name in ("ED", "EnD²")]
+    assert f"ED and EnD², have the NLL of {' and '.join(students)}" in text
