@@ -3,9 +3,11 @@
     python results/choose_digits.py task       noise, weight decay and length of the members
     python results/choose_digits.py bridge     temperature, mixup, noise and length of the bridge
     python results/choose_digits.py rivals     rate and weight decay of ED, EnD² and the bridge networks
+    python results/choose_digits.py dealing    two bridges that share the members, or each towards all of them
 
 The 800 images that are not the test split are cut into four folds; members and bridges are trained on three
-and measured on the fourth, for one seed, all folds' predictions pooled. The test split is never loaded.
+and measured on the fourth, for one seed (dealing: two), all folds' predictions pooled. The test split is
+never loaded.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from ensbridge.methods import (
     ProxyEnD2,
     Together,
 )
-from ensbridge.metrics import nll_per_image
+from ensbridge.metrics import nll_per_image, standard_error
 from ensbridge.recipes.digits import digits
 from ensbridge.recipes.recipe import build
 from ensbridge.schedule import TemperatureLaw
@@ -78,6 +80,15 @@ RIVALS = {
         (0.02, 1e-4),
     ],
     "bn": [(0.1, 1e-5), (0.2, 1e-5), (0.03, 1e-5), (0.01, 1e-5)],
+}
+
+
+# Pairs of bridges, each by the members that it learns from and the number of its start.
+DEALING = {
+    (((0, 1), 0), ((0, 2), 0)): "{1, 2} and {1, 3}",
+    (((0, 1, 2), 0), ((0, 1, 2), 1)): "{1, 2, 3} twice",
+    (((0, 1, 2), 0), ((0, 3, 4), 0)): "{1, 2, 3} and {1, 4, 5}",
+    (((0, 1, 2, 3, 4), 0), ((0, 1, 2, 3, 4), 1)): "{1, 2, 3, 4, 5} twice",
 }
 
 
@@ -193,6 +204,40 @@ def rivals_job(job: tuple[int, int, list[dict], bool]) -> dict[str, torch.Tensor
     return {name: nll_per_image(predict(model, held), held.labels) for name, model in models.items()}
 
 
+def dealing_job(job: tuple[int, int, list[dict]]) -> dict[str, torch.Tensor]:
+    """Train bridges with KL towards groups of five members; each pair's held-out NLL for each image."""
+    fold, seed, weights = job
+    torch.set_num_threads(1)
+    recipe = digits()
+    train, held = folds(NOISE, fold)
+    ensemble = restored(weights)
+
+    def method(group: tuple[int, ...], number: int) -> DiffusionBridge:
+        net = build(lambda: recipe.score("none"), derive_seed(seed, "score", *group, number))
+        return DiffusionBridge(ensemble, net, recipe.feature, loss="kl", target=group, config=recipe.bridge)
+
+    bridges = {(group, number): method(group, number) for pair in DEALING for group, number in pair}
+    methods = {f"{'-'.join(map(str, group))} {number}": each for (group, number), each in bridges.items()}
+    fit(Together(methods), train.without_labels(), replace(recipe.kl_fit, seed=derive_seed(seed, "bridge")))
+    return {
+        words: nll_per_image(predict(FastEnsemble.of(*(bridges[each] for each in pair)), held), held.labels)
+        for pair, words in DEALING.items()
+    }
+
+
+def study_dealing(pool) -> None:
+    runs = list(itertools.product(range(FOLDS), range(2)))
+    weights = trained_members(pool, digits().member_fit.weight_decay, runs, 5)[0]
+    parts = pool.map(dealing_job, [(*run, weights[run]) for run in runs], chunksize=1)
+    nlls = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    for name, each in nlls.items():
+        print(f"{name:<28} {each.mean().item():.4f}")
+    names = list(nlls)
+    for one, other in zip(names[::2], names[1::2], strict=True):
+        more = nlls[one] - nlls[other]
+        print(f"{one} above {other} by {more.mean().item():.4f} ± {standard_error(more):.4f}", flush=True)
+
+
 def bridge_networks(recipe, ensemble: Ensemble, train: ImageSet, seed: int) -> list[BridgeNetwork]:
     """Two bridge networks, medium, towards the centres of two curves."""
     found = []
@@ -220,7 +265,7 @@ def study_rivals(pool, runs: list[tuple[int, int]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("study", choices=["task", "bridge", "rivals"])
+    parser.add_argument("study", choices=["task", "bridge", "rivals", "dealing"])
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--variants", type=int, default=None, help="only the first so many")
     arguments = parser.parse_args()
@@ -231,6 +276,8 @@ def main() -> None:
             study_task(pool, variants, runs)
         elif arguments.study == "rivals":
             study_rivals(pool, runs)
+        elif arguments.study == "dealing":
+            study_dealing(pool)
         else:
             study_bridge(pool, variants, runs)
 
@@ -273,13 +320,15 @@ def study_bridge(pool, variants: list[dict], runs: list[tuple[int, int]]) -> Non
         print(", ".join(f"{k}={v}" for k, v in variant.items()).ljust(20), "  ".join(cells), flush=True)
 
 
-def trained_members(pool, decay: float, runs: list[tuple[int, int]]) -> tuple[dict, float, float]:
-    """Members' weights for each run, and the pooled NLL of DE-1 and DE-3."""
-    jobs = [({"weight_decay": decay}, fold, seed, index) for fold, seed in runs for index in range(MEMBERS)]
+def trained_members(
+    pool, decay: float, runs: list[tuple[int, int]], count: int = MEMBERS
+) -> tuple[dict, float, float]:
+    """Members' weights for each run, and the pooled NLL of the first and of all."""
+    jobs = [({"weight_decay": decay}, fold, seed, index) for fold, seed in runs for index in range(count)]
     trained = iter(pool.map(member_job, jobs, chunksize=1))
     weights, one, three = {}, [], []
     for fold, seed in runs:
-        members = [next(trained) for _ in range(MEMBERS)]
+        members = [next(trained) for _ in range(count)]
         weights[fold, seed] = [state for _, state in members]
         labels = folds(NOISE, fold)[1].labels
         logits = torch.stack([each for each, _ in members])
