@@ -132,7 +132,7 @@ def test_a_method_names_every_network_that_its_loss_runs(kind: str, ensemble: En
     assert set(calls.values()) <= {1}
     inside = {id(weight) for network in method.networks() for weight in network.parameters()}
     trained = {id(weight) for weight in method.student.parameters()}
-    assert inside == (set() if kind == "bezier" else trained)  # a curve runs with weights of its own making
+    assert inside == trained
 
 
 @pytest.mark.parametrize("kind", ["bridge", "kl", "direct", "progressive"])
