@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from run_cifar import DEVICE, bridge_config, load, load_members, measure, progress
+from run_cifar import DEVICE, add_training, bridge_config, load, load_members, measure, progress
 
 from ensbridge.data import ImageSet
 from ensbridge.fast_ensemble import FastEnsemble
@@ -43,18 +43,8 @@ CONTROLS = {"KL": "control", "T = 4": "control, T = 4"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--weights", type=Path, required=True, help="the folder of the members")
-    parser.add_argument("--run", type=Path, required=True, help="the folder of the checkpoints")
-    parser.add_argument("--epochs", type=float, default=80)
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--mixup", type=float, default=0.4)
-    parser.add_argument("--cutmix", type=float, default=0.0)
-    parser.add_argument("--checkpoint-every", type=int, default=800)
+    add_training(parser, epochs=80, batch=512, lr=2e-3, checkpoint_every=800)
     parser.add_argument("--only", nargs="+", help="some of the switches")
-    parser.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     data, ensemble = load(options.data, options.limit), load_members(options.weights).first(3)

@@ -84,7 +84,7 @@ def corrupted(summary: Summary) -> list[dict[str, Any]]:
     return found
 
 
-def own_share() -> dict[str, Any]:
+def own_share(summary: Summary) -> dict[str, Any]:
     """How much lower a bridge's NLL is than its control's, paired over the test images, by training."""
     with np.load(HERE / "cifar10" / "test-nll.npz") as held:
         trainings = [name.removesuffix(" control") for name in held.files if name.endswith(" control")]
@@ -99,7 +99,7 @@ def own_share() -> dict[str, Any]:
             "all seeds": _mean(better[each]),
             "by the source's confidence": by_confidence(better[each], confidence),
         }
-    return found | {f"{kl} by severity": shares_by_severity(kl) for kl in ("KL", "KL, T = 4")}
+    return found | {f"{kl} by severity": shares_by_severity(summary, kl) for kl in ("KL", "KL, T = 4")}
 
 
 def by_confidence(better: np.ndarray, confidence: np.ndarray) -> list[dict[str, Any]]:
@@ -111,10 +111,9 @@ def by_confidence(better: np.ndarray, confidence: np.ndarray) -> list[dict[str, 
     return bins
 
 
-def shares_by_severity(kl: str) -> list[dict[str, Any]]:
+def shares_by_severity(summary: Summary, kl: str) -> list[dict[str, Any]]:
     """The same under corruptions, as a part of the way from DE-1 to DE-3 too."""
-    found = summarise([read_seed(path) for path in SEEDS]).corrupted
-    groups = {group.model: group for group in found}
+    groups = {group.model: group for group in summary.corrupted}
     shares = []
     for severity in groups["DE-1"].severities:
 
@@ -149,7 +148,7 @@ def main() -> None:
         "rows": rows(summary),
         "paper": [asdict(row) for row in paper_rows(summary.dataset)],
         "corrupted": corrupted(summary),
-        "better than the control": own_share(),
+        "better than the control": own_share(summary),
     }
     (HERE / "cifar10.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     with TemporaryDirectory() as folder:  # the page has its figures in it

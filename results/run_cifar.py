@@ -46,8 +46,6 @@ from ensbridge.methods import (
 )
 from ensbridge.methods.method import AbstractMethod
 from ensbridge.metrics import accuracy, nll
-from ensbridge.nets import ResNet
-from ensbridge.nets.tail import Tail
 from ensbridge.recipes.plan import RECIPES
 from ensbridge.recipes.recipe import Recipe, build
 from ensbridge.robustness import add_corrupted
@@ -112,8 +110,7 @@ def train_members(data: Splits, out: Path, options: argparse.Namespace) -> None:
         for index in group:
             log_probs = predict(nets[index].eval(), data.val, 1000)
             figures = accuracy(log_probs, data.val.labels), nll(log_probs, data.val.labels)
-            weights = {k: v.cpu().contiguous() for k, v in nets[index].state_dict().items()}
-            save_file(weights, out / f"member-{index}.safetensors")
+            save_weights(out / f"member-{index}.safetensors", nets[index])
             print(f"member {index}: validation acc {figures[0]:.4f} nll {figures[1]:.4f}")
         print(f"{len(group)} members in {time.time() - begun:.0f} s", flush=True)
 
@@ -137,20 +134,20 @@ def load_control(path: Path) -> FastEnsemble:
 
 def load_network(source: torch.nn.Module, path: Path) -> BridgeNetwork:
     """A bridge network of medium size beside the source, as `bn_cifar10.py` left it."""
-    assert isinstance(source, ResNet)
-    feature = source.block_at(0.8)
-    network = BridgeNetwork(source, [source], Tail(source, feature), feature)
+    feature = CIFAR10.tail_feature
+    network = BridgeNetwork(source, [source], CIFAR10.tail(source, feature, 1.0), feature)
     network.bridge.load_state_dict(load_file(path))
     network.bridge.to(DEVICE)
     return network
 
 
+def save_weights(path: Path, net: torch.nn.Module) -> None:
+    save_file({name: tensor.cpu().contiguous() for name, tensor in net.state_dict().items()}, path)
+
+
 def save_bridges(out: Path, prefix: str, methods: dict[str, DiffusionBridge]) -> None:
     for name, each in methods.items():
-        save_file(
-            {k: v.cpu().contiguous() for k, v in each.bridge.state_dict().items()},
-            out / f"{prefix}-{slug(name)}.safetensors",
-        )
+        save_weights(out / f"{prefix}-{slug(name)}.safetensors", each.bridge)
 
 
 def slug(name: str) -> str:
@@ -217,10 +214,9 @@ def rivals(
     configs: dict[str, FitConfig] = {}
     for name in names:
         student = build(recipe.member, derive_seed(seed, "student")).to(DEVICE)
-        kind, lr = (EnsembleDistillation, 0.1) if name == "ED" else (ProxyEnD2, 0.05)
+        kind, own = (EnsembleDistillation, recipe.ed_fit) if name == "ED" else (ProxyEnD2, recipe.end2_fit)
         methods[name] = kind(ensemble, student)
-        decay = (recipe.ed_fit if name == "ED" else recipe.end2_fit).weight_decay
-        configs[name] = replace(config, lr=lr, optimizer="sgd", weight_decay=decay)
+        configs[name] = replace(config, lr=own.lr, optimizer="sgd", weight_decay=own.weight_decay)
     return methods, configs
 
 
@@ -229,8 +225,7 @@ def save_rivals(out: Path, prefix: str, methods: Mapping[str, AbstractMethod]) -
     found = {}
     for name, method in methods.items():
         assert isinstance(method, EnsembleDistillation | ProxyEnD2)
-        weights = {k: v.cpu().contiguous() for k, v in method.model.state_dict().items()}
-        save_file(weights, out / f"{prefix}-{name.lower()}.safetensors")
+        save_weights(out / f"{prefix}-{name.lower()}.safetensors", method.model)
         found[TABLE_NAMES[name]] = method.model
     return found
 
@@ -241,9 +236,8 @@ def kl_at(*bases: float) -> str:
     >>> kl_at(2), kl_at(4), kl_at(4, 2)
     ('KL', 'KL, T = 4', 'KL, T = 4 and 2')
     """
-    return (
-        "KL" if set(bases) == {2} else f"KL, T = {' and '.join(f'{base:g}' for base in dict.fromkeys(bases))}"
-    )
+    each = " and ".join(f"{base:g}" for base in dict.fromkeys(bases))
+    return "KL" if each == "2" else f"KL, T = {each}"
 
 
 def kl_of(fast: FastEnsemble) -> str:
@@ -351,7 +345,7 @@ def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> N
         control = load_control(path)
         models[f"control ({kl_of(control)})"] = control
     if (path := weights / "ed.safetensors").exists():
-        models["ED"] = student = ResNet.resnet32x2(10).to(DEVICE).eval()
+        models["ED"] = student = CIFAR10.member().to(DEVICE).eval()
         student.load_state_dict(load_file(path, device=DEVICE))
     if len(paths := sorted(weights.glob("bn-medium-*.safetensors"))) == 2:
         models["+2 BN medium"] = FastEnsemble.of(*(load_network(ensemble.source, path) for path in paths))
@@ -383,11 +377,35 @@ def with_held_out(data: Splits, count: int, times: int) -> ImageSet:
     return ImageSet(torch.cat([data.train.images, *[data.val.images[:count]] * times]))
 
 
+def add_training(
+    parser: argparse.ArgumentParser,
+    *,
+    epochs: float,
+    batch: int,
+    lr: float,
+    checkpoint_every: int,
+    folders: bool = True,
+) -> None:
+    """What every script here asks for, with its own lengths; `folders` says whether it needs both of them."""
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--weights", type=Path, required=folders, help="the folder of the members")
+    parser.add_argument(
+        "--run", type=Path, required=folders, help="of checkpoints, from which a killed run goes on"
+    )
+    parser.add_argument("--epochs", type=float, default=epochs)
+    parser.add_argument("--batch", type=int, default=batch)
+    parser.add_argument("--lr", type=float, default=lr)
+    parser.add_argument("--mixup", type=float, default=0.4)
+    parser.add_argument("--cutmix", type=float, default=0.0)
+    parser.add_argument("--checkpoint-every", type=int, default=checkpoint_every)
+    parser.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stage", choices=["members", "bridges", "long", "job", "corrupted"])
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
+    add_training(parser, epochs=200, batch=256, lr=1e-3, checkpoint_every=1600, folders=False)
     parser.add_argument("--recipe", choices=["cifar10", "cifar100"], default="cifar10")
     parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument(
@@ -395,18 +413,12 @@ def main() -> None:
     )
     parser.add_argument("--member-epochs", type=float, default=200)
     parser.add_argument("--member-batch", type=int, help="the recipe's unless given")
-    parser.add_argument("--weights", type=Path)
     parser.add_argument("--corrupted", type=Path, help="the folder of the corrupted test set")
-    parser.add_argument(
-        "--run", type=Path, help="the folder of the checkpoints; without, a killed run starts anew"
-    )
     parser.add_argument("--name", default="bridges", help="of the files in OUT")
     parser.add_argument(
         "--targets", nargs="+", default=["1,2,3", "1,4,5", "1"], help="members of each bridge"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the bridges' weights")
-    parser.add_argument("--mixup", type=float, default=0.4)
-    parser.add_argument("--cutmix", type=float, default=0.0)
     parser.add_argument(
         "--held-out", type=int, default=0, help="images of validation to train on, unlabelled"
     )
@@ -416,16 +428,11 @@ def main() -> None:
     )
     parser.add_argument("--no-kl", action="store_true", help="only the bridges with a loss of their own")
     parser.add_argument("--final", action="store_true", help="look at the test set, once all is chosen")
-    parser.add_argument("--checkpoint-every", type=int, default=1600)
     parser.add_argument("--base", type=float, default=2.0, help="T of the long run")
-    parser.add_argument("--epochs", type=float, default=200)
     parser.add_argument("--distill-epochs", type=float, default=10)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--ema", type=float, default=0.9995)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--temperatures", type=float, nargs="*", default=[])
-    parser.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     data = load(options.data, options.limit)

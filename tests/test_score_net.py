@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import _tiny
 from ensbridge.cost import count_macs, count_params
 from ensbridge.nets import ScoreNet, resnet32x2, resnet32x4, resnet34, run_tapped
-from ensbridge.nets.inverted import Convolution, InvertedResidual, conv_bn, in_eights
+from ensbridge.nets.inverted import InvertedResidual, Pointwise, conv_bn, in_eights
 from ensbridge.nets.score import ZInput, time_embedding
 
 F64 = torch.float64
@@ -249,10 +249,23 @@ class OnGpu(Tensor):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("groups", [1, 3])
-def test_a_convolution_on_a_gpu_gives_what_any_other_gives(bias: bool, groups: int) -> None:
-    conv = Convolution(33, 6, 1, stride=2, groups=groups, bias=bias)
-    plain = nn.Conv2d(33, 6, 1, stride=2, groups=groups, bias=bias)
+def test_a_1x1_convolution_on_a_gpu_gives_what_any_other_gives(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[int] = []
+
+    def counted(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        padded = in_eights(x, weight)
+        widths.append(padded[0].shape[1])
+        return padded
+
+    monkeypatch.setattr("ensbridge.nets.inverted.in_eights", counted)
+    conv, x = Pointwise(33, 6, stride=2), torch.randn(2, 33, 5, 5)
+    conv.bias = nn.Parameter(torch.randn(6)) if bias else None  # as batch norm leaves it that is folded in
+    plain = nn.Conv2d(33, 6, 1, stride=2, bias=bias)
     plain.load_state_dict(conv.state_dict())
-    x = torch.randn(2, 33, 5, 5)
     torch.testing.assert_close(conv(x.as_subclass(OnGpu)).as_subclass(Tensor), plain(x))
+    assert widths == [40]
+    with torch.no_grad():
+        assert conv(x.as_subclass(OnGpu)).as_subclass(Tensor).equal(plain(x))
+    assert widths == [40]

@@ -49,17 +49,13 @@ class BezierCurve(AbstractMethod):
                 weight.copy_((self.start[name] + self.end[name]) / 2)
         self.place = _Place(self.start, self.student, self.end)
 
-    def weights(self, alpha: Tensor | float) -> dict[str, Tensor]:
-        """θ(α), through which gradients reach the control point."""
-        return self.place.weights(alpha)
-
     @torch.no_grad()
     def at(self, alpha: float) -> nn.Module:
         """A network of its own with the weights θ(α), in evaluation mode."""
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha is {alpha}; the curve goes from 0 to 1")
         network = copy.deepcopy(self.student)
-        network.load_state_dict(self.weights(alpha))
+        network.load_state_dict(self.place.weights(alpha))
         return network.eval().requires_grad_(False)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -96,6 +92,7 @@ class _Place(nn.Module):
         self.start, self.control, self.end = start, control, end
 
     def weights(self, alpha: Tensor | float) -> dict[str, Tensor]:
+        """θ(α), through which gradients reach the control point."""
         a, b, c = (1 - alpha) ** 2, 2 * alpha * (1 - alpha), alpha**2
         return {
             name: a * self.start[name] + b * control + c * self.end[name]

@@ -7,24 +7,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Convolution(nn.Conv2d):
-    """A convolution that, where it trains on a GPU, gives a 1×1 kernel its channels in eights.
+class Pointwise(nn.Conv2d):
+    """A 1×1 convolution that has its channels in eights where it trains on a GPU.
 
     Tensor cores take them so. What the first block makes of the paper's 33 channels would go to a kernel
     whose gradient takes ten times as long.
     """
 
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__(inputs, outputs, 1, stride, bias=False)
+
     def forward(self, input: Tensor) -> Tensor:
         """Maps (B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
-        if self.in_channels % 8 and self._is_plain() and torch.is_grad_enabled() and input.is_cuda:
-            return F.conv2d(*in_eights(input, self.weight), stride=self.stride)
+        if self.in_channels % 8 and torch.is_grad_enabled() and input.is_cuda:
+            # Folded into it, batch norm leaves a bias.
+            return F.conv2d(*in_eights(input, self.weight), self.bias, self.stride)
         return super().forward(input)
-
-    def _is_plain(self) -> bool:
-        """Whether weights are all that there is; folded into it, batch norm leaves a bias."""
-        return (
-            self.kernel_size == (1, 1) and self.padding == (0, 0) and self.groups == 1 and self.bias is None
-        )
 
     def _get_name(self) -> str:
         return "Conv2d"  # the same weights and results: descriptions need not tell it apart
@@ -44,7 +42,10 @@ def conv_bn(
     inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, relu: bool = True
 ) -> nn.Sequential:
     """A convolution without bias, batch normalisation and, unless told otherwise, ReLU6."""
-    conv = Convolution(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    if kernel == groups == 1:
+        conv = Pointwise(inputs, outputs, stride)
+    else:
+        conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs), *([nn.ReLU6()] if relu else []))
 
 
