@@ -87,7 +87,7 @@ def test_what_would_be_trained_is_said_without_the_data() -> None:
     assert lines[0].split()[:4] == ["members", "5", "×", "member"]
     text = "\n".join(lines)
     assert "rivals    2 × ED " in text
-    assert "distill   2 × bridge (KL, T = 4) " in text
+    assert "distill   4 × bridge (KL, T = 4) " in text
     assert "rivals    6 × bridge network, small and medium" in text  # four small and two medium
     assert "capacity  4 × member " in text  # up to nine
     assert "800 epochs of 40,960 images, batches of 128: 256,000 steps" in text

@@ -15,15 +15,18 @@ from torch import nn
 
 import _runs
 from _recipe import Heard, member, results, tiny
+from ensbridge.ensemble import Ensemble
 from ensbridge.nets import ResNet
 from ensbridge.recipes import Recipe, evaluate_run, run_recipe, train_recipe
+from ensbridge.recipes.experiment import CONTROL, Experiment, bridges_for, groups_for
 from ensbridge.recipes.recipe import build, describe
 from ensbridge.recipes.threads import side_by_side
 from ensbridge.scores import read_scores
 
 STAGES = ["members", "bridges", "curves", "rivals"]
 RIVALS = ["ED", "EnD²", "+1 BN small", "+1 BN medium"]
-BRIDGES = ["+1 DBN (5 steps)", "+1 DBN", "+1 DBN (KL)", "+2 DBN (DE-3)", "control", "control (KL)"]
+BRIDGES = ["+1 DBN (5 steps)", "+1 DBN", "+1 DBN (KL)", "+2 DBN (DE-3)", "+2 DBN (KL)"]
+CONTROLS = ["control", "control (KL)", "+2 control", "+2 control (KL)"]
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +42,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rows_come_in_their_order(whole: Path) -> None:
     scores = read_scores(whole)
-    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *RIVALS, *BRIDGES]
-    assert [row.method for row in scores.rows[3:]] == [
-        *("ED", "EnD2", "BN", "BN", "DBN", "DBN", "DBN", "DBN", "control", "control")
-    ]
-    assert [row.members for row in scores.rows] == [1, 2, 3, 2, 2, 2, 2, 2, 2, 2, 3, 1, 1]
-    assert [row.bridges for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 1, 1]
-    assert [row.steps for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 5, 1, 1, 1, 1, 1]
+    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *RIVALS, *BRIDGES, *CONTROLS]
+    methods = ["ED", "EnD2", "BN", "BN", *["DBN"] * 5, *["control"] * 4]
+    assert [row.method for row in scores.rows[3:]] == methods
+    assert [row.members for row in scores.rows] == [1, 2, 3, *[2] * 4, 2, 2, 2, 3, 2, *[1] * 4]
+    assert [row.bridges for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 1, 1, 2, 2]
+    assert [row.steps for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 5, *[1] * 8]
     assert [row.dee for row in scores.rows[:3]] == [1.0, 2.0, 3.0]
     one, target = scores.rows[0].nll, scores.rows[1].nll
     gaps = [(one - row.nll) / (one - target) for row in scores.rows[3:]]
@@ -53,6 +55,38 @@ def test_rows_come_in_their_order(whole: Path) -> None:
     assert all(row.cnll is not None and row.reliability is not None for row in scores.rows)
     assert (scores.dataset, scores.seed, scores.class_names) == ("digits", 3, ("a", "b", "c"))
     assert len({row.nll for row in scores.rows}) == len(scores.rows)  # each row is a network of its own
+
+
+def test_every_bridge_of_one_step_is_measured_beside_its_control(whole: Path) -> None:
+    rows = {row.model: row for row in read_scores(whole).rows}
+    for name, control in zip(BRIDGES[1:], CONTROLS, strict=True):
+        assert rows[name].owed == pytest.approx(rows[control].nll - rows[name].nll, abs=1e-5)
+        assert rows[name].bridges == rows[control].bridges
+        assert rows[name].macs == rows[control].macs
+
+
+def test_a_bridge_and_its_control_start_alike_and_those_that_are_averaged_do_not(tmp_path: Path) -> None:
+    run = Experiment(tiny(), tmp_path, 3, tiny().load(), Heard())
+    ensemble = Ensemble([build(tiny().member, seed) for seed in range(3)])
+    target, places = (0, 1), groups_for(tiny(), 3)
+    assert places == [(0, 1), (0, 2)]
+    dealt = bridges_for(run, ensemble, places)
+    straight = bridges_for(run, ensemble, places, target, "kl")
+    controls = bridges_for(run, ensemble, places, CONTROL)
+    assert [*dealt, *straight, *controls] == [
+        *("members-1-2", "members-1-3", "members-1-2", "members-1-2-like-1-3", "control", "control-like-1-3")
+    ]
+    assert [each.target for each in [*dealt.values(), *straight.values(), *controls.values()]] == [
+        *((0, 1), (0, 2), (0, 1), (0, 1), (0,), (0,))
+    ]
+    starts = [
+        [torch.cat([weight.flatten() for weight in each.student.parameters()]) for each in bridges.values()]
+        for bridges in (dealt, straight, controls)
+    ]
+    for first, second in starts:
+        assert first.equal(starts[0][0])
+        assert second.equal(starts[0][1])
+        assert not first.equal(second)
 
 
 def test_the_scores_hold_what_the_figures_show(whole: Path) -> None:

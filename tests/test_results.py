@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "results" / "cifar10.md").read_text(encoding="utf-8")
-ROWS = {row["model"]: row for row in json.loads((ROOT / "results" / "cifar10.json").read_text())["rows"]}
+SCORES = json.loads((ROOT / "results" / "cifar10.json").read_text())
+ROWS = {row["model"]: row for row in SCORES["rows"]}
+SECOND = {row["model"]: row for row in SCORES["second set of members"]}
 
 # What the page's first table calls them; averages of predictions that are no models are not in the scores.
 NAMES = {
@@ -75,6 +77,18 @@ def test_a_row_of_the_table_is_what_was_measured(name: str) -> None:
         assert dee.partition(" (")[0] == value(row, "dee", 2)
 
 
+@pytest.mark.parametrize("name", SECOND)
+def test_a_row_of_the_second_set_is_what_was_measured(name: str) -> None:
+    section = PAGE.split("## A second set of members")[1].split("\n## ")[0]
+    (line,) = [line for line in section.splitlines() if line.startswith(f"| {name} |")]
+    macs, acc, nll, ece, cnll, dee, *_ = line.removeprefix(f"| {name} | ").split(" | ")
+    row = {key: score["mean"] if isinstance(score, dict) else score for key, score in SECOND[name].items()}
+    assert (macs, acc, nll) == (f"{row['macs_ratio']:.3f}", f"{row['acc']:.2f}", f"{row['nll']:.4f}")
+    assert (ece, cnll) == (f"{row['ece']:.3f}", f"{row['cnll']:.4f}")
+    exact = name.removeprefix("DE-") if name.startswith("DE-") else f"{row['dee']:.2f}"
+    assert dee == ("> 3" if row["nll"] < SECOND["DE-3"]["nll"]["mean"] else exact)
+
+
 def test_the_readme_says_what_was_measured() -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     main, control = ROWS["+1 DBN (KL, T = 4)"], ROWS["control (KL, T = 4)"]
@@ -87,3 +101,9 @@ def test_the_readme_says_what_was_measured() -> None:
     assert two["nll"]["mean"] < ROWS["DE-5"]["nll"]["mean"]
     students = [f"{ROWS[name]['dee']['mean']:.2f}" for name in ("ED", "EnD²")]
     assert f"ED and EnD², have the NLL of {' and '.join(students)}" in text
+    second, members = (
+        f"{SECOND[name]['acc']['mean']:.2f} %, NLL {SECOND[name]['nll']['mean']:.3f}"
+        for name in ("+1 DBN (KL, T = 4)", "DE-3")
+    )
+    assert f"({second} against {members.replace('NLL ', '')})" in text
+    assert SECOND["control (KL, T = 4)"]["nll"]["mean"] < SECOND["DE-3"]["nll"]["mean"]

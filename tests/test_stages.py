@@ -26,8 +26,8 @@ def test_a_stage_trains_what_it_builds_on_and_evaluation_says_what_is_missing(tm
     scores, missing = evaluate_run(tmp_path, tiny())
     assert [each.split()[0] for each in missing] == ["distill", "rivals", "tradeoff", "capacity"]
     assert missing[0] == "distill (distilled/5-to-1 is not finished)"
-    names = ["DE-1", "DE-2", "DE-3", "+1 DBN (5 steps)", "+1 DBN (KL)", "control (KL)"]
-    assert [row.model for row in scores.rows] == names
+    bridges = ["+1 DBN (5 steps)", "+1 DBN (KL)", "+2 DBN (KL)", "control (KL)", "+2 control (KL)"]
+    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *bridges]
     assert scores == read_scores(tmp_path)
 
 

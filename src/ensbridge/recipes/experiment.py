@@ -29,7 +29,8 @@ from ensbridge.train.engine import Engine
 from ensbridge.train.fit import OutOfTime, Progress, Unfinished, fit, seems_finished
 
 CPU = torch.device("cpu")
-Group = tuple[int, ...]  # members by index; the source alone is the control
+Group = tuple[int, ...]  # members by index
+CONTROL: Group = (0,)  # the source alone
 Models = dict[str, tuple[nn.Module, Aim]]  # by their names in the table
 
 
@@ -213,54 +214,50 @@ def make_curves(run: Experiment, ensemble: Ensemble, others: int) -> list[nn.Mod
     return [curve.at(0.5) for curve in curves]
 
 
-def bridges_for(run: Experiment, ensemble: Ensemble, groups: Iterable[Group]) -> dict[Group, DiffusionBridge]:
-    """Untrained bridges from the source to groups of members, with the bridge's own loss."""
-    return {group: _bridge(run, ensemble, group, "bridge") for group in groups}
+def bridges_for(
+    run: Experiment,
+    ensemble: Ensemble,
+    groups: Iterable[Group],
+    towards: Group | None = None,
+    loss: Literal["bridge", "kl"] = "bridge",
+) -> dict[str, DiffusionBridge]:
+    """Untrained bridges from the source to groups of members, by their names in folders.
 
-
-def straight_for(
-    run: Experiment, ensemble: Ensemble, groups: Iterable[Group]
-) -> dict[Group, DiffusionBridge]:
-    """Untrained bridges of one step that learn straight with KL."""
-    return {group: _bridge(run, ensemble, group, "kl") for group in groups}
-
-
-def _bridge(
-    run: Experiment, ensemble: Ensemble, group: Group, loss: Literal["bridge", "kl"]
-) -> DiffusionBridge:
+    With `towards`, all of them have that target and start from the weights that the groups' bridges start
+    from: a bridge and its control start alike, bridges that are averaged do not.
+    """
     config = run.recipe.bridge
     if loss == "kl":
         law = config.temperature
         config = replace(config, temperature=replace(law, base=law.base * run.recipe.kl_heat))
-    # A bridge and its control start alike; bridges that are averaged do not.
-    paired = group == (0,) or 1 in group
-    seed = derive_seed(run.seed, "score") if paired else derive_seed(run.seed, "score", *group)
-    net = run.build(lambda: run.recipe.score(config.z_input), seed)
-    return DiffusionBridge(ensemble, net, run.recipe.feature, loss=loss, target=group, config=config)
+
+    def bridge(group: Group) -> DiffusionBridge:
+        start = derive_seed(run.seed, "score", *([] if _is_first(group) else group))
+        net = run.build(lambda: run.recipe.score(config.z_input), start)
+        target = towards or group
+        return DiffusionBridge(ensemble, net, run.recipe.feature, loss=loss, target=target, config=config)
+
+    return {slug(group, towards): bridge(group) for group in groups}
 
 
-def make_walk(
-    run: Experiment, part: str, walked: Mapping[Group, DiffusionBridge], progress: Progress
-) -> None:
+def make_walk(run: Experiment, part: str, walked: Mapping[str, DiffusionBridge], progress: Progress) -> None:
     """Train bridges of several steps side by side."""
     config = run.seeded(run.recipe.bridge_fit, "bridge")
-    methods = {slug(group): (method, config) for group, method in walked.items()}
+    methods = {name: (method, config) for name, method in walked.items()}
     run.fit(part, methods, run.data.train.without_labels(), progress)
 
 
 def make_distillation(
-    run: Experiment, part: str, walked: Mapping[Group, DiffusionBridge], progress: Progress
-) -> dict[Group, DiffusionBridge]:
+    run: Experiment, part: str, walked: Mapping[str, DiffusionBridge], progress: Progress
+) -> dict[str, DiffusionBridge]:
     """Distil bridges to one step side by side, at once or stage by stage as their configuration says."""
     config, steps = run.seeded(run.recipe.distill_fit, "bridge"), run.recipe.bridge.num_steps
     for grid in grids(run.recipe):
         run.expect(f"{part}/{stage_name(steps, grid)}", config)
         steps = len(grid) - 1
-    named = {slug(group): method for group, method in walked.items()}
     images = run.data.train.without_labels()
     place = run.folder / part
-    distilled = distill_together(named, images, config, place, progress=progress, **run.options())
-    return {group: distilled[slug(group)] for group in walked}
+    return distill_together(walked, images, config, place, progress=progress, **run.options())
 
 
 def grids(recipe: Recipe) -> list[tuple[float, ...]]:
@@ -268,13 +265,24 @@ def grids(recipe: Recipe) -> list[tuple[float, ...]]:
     return distillation_grids(recipe.bridge.schedule.times().tolist(), recipe.bridge.distillation)
 
 
-def slug(group: Group) -> str:
-    """A group's name in folders and logs.
+def slug(group: Group, towards: Group | None = None) -> str:
+    """A bridge's name in folders and logs.
 
-    >>> slug((0, 3, 4)), slug((0,))
-    ('members-1-4-5', 'control')
+    >>> slug((0, 3, 4)), slug((0, 1, 2), CONTROL), slug((0, 3, 4), CONTROL), slug((0, 3, 4), (0, 1, 2))
+    ('members-1-4-5', 'control', 'control-like-1-4-5', 'members-1-2-3-like-1-4-5')
     """
-    return "control" if group == (0,) else "members-" + "-".join(str(index + 1) for index in group)
+    target = group if towards is None else towards
+    name = "control" if target == CONTROL else f"members-{_numbers(target)}"
+    return name if target == group or _is_first(group) else f"{name}-like-{_numbers(group)}"
+
+
+def _numbers(group: Group) -> str:
+    return "-".join(str(index + 1) for index in group)
+
+
+def _is_first(group: Group) -> bool:
+    """Whether it is the first of those that members are dealt to."""
+    return 1 in group
 
 
 def groups_for(recipe: Recipe, members: int) -> list[Group]:

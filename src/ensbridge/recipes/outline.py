@@ -15,23 +15,24 @@ def outline(recipe: Recipe, stages: Sequence[str]) -> list[str]:
     >>> from ensbridge.recipes import digits
     >>> print("\\n".join(outline(digits(), ["members", "bridge"])))
     members   5 × member                              30 epochs of 600 images, batches of 50: 360 steps
-    bridge    3 × bridge (5 steps)                    64 epochs of 600 images, batches of 64: 600 steps
-    bridge    2 × bridge (KL)                         72 epochs of 600 images, batches of 64: 675 steps
+    bridge    4 × bridge (5 steps)                    64 epochs of 600 images, batches of 64: 600 steps
+    bridge    4 × bridge (KL)                         72 epochs of 600 images, batches of 64: 675 steps
     """
     images, rounds = recipe.train_images or _images(recipe), len(grids(recipe))
     sizes, others, every = rival_sizes(recipe), recipe.target - 1, recipe.most_members - 1
-    groups = len({tuple(range(recipe.target)), *groups_for(recipe, recipe.members)})
+    places = groups_for(recipe, recipe.members)
+    walked = len({tuple(range(recipe.target)), *places}) + len(places)  # and as many controls
     walk, distill = recipe.bridge_fit, recipe.distill_fit
     steps = f"bridge ({recipe.bridge.num_steps} steps)"
     own = "" if recipe.kl_heat == 1 else f", T = {recipe.bridge.temperature.base * recipe.kl_heat:g}"
-    bridge = [(groups + 1, steps, walk), (2, f"bridge (KL{own})", recipe.kl_fit)]
+    bridge = [(walked, steps, walk), (2 * len(places), f"bridge (KL{own})", recipe.kl_fit)]
     dealt = {group for members in range(2, recipe.most_members + 1) for group in groups_for(recipe, members)}
     more = recipe.most_members - recipe.members
     extra = [(more, "member", recipe.member_fit)] if more else []
     parts: dict[str, list[tuple[int, str, FitConfig]]] = {
         "members": [(recipe.members, "member", recipe.member_fit)],
         "bridge": bridge,
-        "distill": [*bridge, *[(groups + 1, "bridge, distilled", distill)] * rounds],
+        "distill": [*bridge, *[(walked, "bridge, distilled", distill)] * rounds],
         "rivals": [
             (max(sizes) - 1, "Bezier curve", recipe.curve_fit),
             (len(sizes), "ED", recipe.ed_fit),

@@ -15,6 +15,7 @@ from ensbridge.methods.distillation import EnsembleDistillation
 from ensbridge.methods.end2 import ProxyEnD2
 from ensbridge.methods.method import AbstractMethod
 from ensbridge.recipes.experiment import (
+    CONTROL,
     Experiment,
     Group,
     Models,
@@ -26,7 +27,6 @@ from ensbridge.recipes.experiment import (
     make_members,
     make_walk,
     slug,
-    straight_for,
 )
 from ensbridge.recipes.recipe import rival_sizes
 from ensbridge.recipes.threads import Job
@@ -34,19 +34,22 @@ from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.fit import Progress
 
 Trainee = tuple[AbstractMethod, FitConfig]
-CONTROL: Group = (0,)
 
 
 def make_bridges(run: Experiment, ensemble: Ensemble, distill: bool = True) -> Models:
-    """Bridges towards the target and towards all members, their control, and the same straight with KL."""
+    """Bridges towards the target and towards all members, the same straight with KL, and their controls.
+
+    With KL those that are averaged all stand for the target: they differ by their starts.
+    """
     recipe = run.recipe
-    target = tuple(range(recipe.target))
-    groups = list(dict.fromkeys([target, *groups_for(recipe, recipe.members)]))
-    walked = bridges_for(run, ensemble, [*groups, CONTROL])
-    straight = straight_for(run, ensemble.first(recipe.target), [target, CONTROL])
+    target, places = tuple(range(recipe.target)), groups_for(recipe, recipe.members)
+    groups = dict.fromkeys([target, *places])
+    walked = bridges_for(run, ensemble, groups) | bridges_for(run, ensemble, places, CONTROL)
+    few = ensemble.first(recipe.target)
+    straight = bridges_for(run, few, places, target, "kl") | bridges_for(run, few, places, CONTROL, "kl")
     fits = [recipe.bridge_fit, recipe.kl_fit, *([recipe.distill_fit] * len(grids(recipe)) if distill else [])]
     advance = run.reporter.stage("bridges", run.steps(*fits))
-    one_step: dict[Group, DiffusionBridge] = {}
+    one_step: dict[str, DiffusionBridge] = {}
 
     def long_way(progress: Progress) -> None:
         make_walk(run, "bridges", walked, progress)
@@ -55,30 +58,39 @@ def make_bridges(run: Experiment, ensemble: Ensemble, distill: bool = True) -> M
 
     def short_way(progress: Progress) -> None:
         config = run.seeded(recipe.kl_fit, "bridge")
-        methods = {slug(group): (method, config) for group, method in straight.items()}
+        methods = {name: (method, config) for name, method in straight.items()}
         run.fit("bridges-kl", methods, run.data.train.without_labels(), progress)
 
     run.side_by_side([long_way, short_way], advance)
     several = f"+1 DBN ({recipe.bridge.num_steps} steps)"
-    run.keep_curve("bridges", slug(target), several, "DBN")
-    run.keep_curve("bridges", slug(CONTROL), "control", "control")
-    run.keep_curve("bridges-kl", slug(target), "+1 DBN (KL)", "DBN")
-    models: Models = {several: (FastEnsemble.of(walked[target]), Aim("DBN", recipe.target))}
+    own, control = slug(target), slug(places[0], CONTROL)
+    run.keep_curve("bridges", own, several, "DBN")
+    run.keep_curve("bridges", control, "control", "control")
+    run.keep_curve("bridges-kl", own, "+1 DBN (KL)", "DBN")
+    towards_target, alone = Aim("DBN", recipe.target), Aim("control", 1)
+    models: Models = {several: (FastEnsemble.of(walked[own]), towards_target)}
     if one_step:
-        models["+1 DBN"] = FastEnsemble.of(one_step[target]), Aim("DBN", recipe.target)
-    models["+1 DBN (KL)"] = FastEnsemble.of(straight[target]), Aim("DBN", recipe.target)
-    if one_step and recipe.members > recipe.target:
-        models |= [_several(recipe.members, one_step, groups_for(recipe, recipe.members))]
-    if one_step:
-        models["control"] = FastEnsemble.of(one_step[CONTROL]), Aim("control", 1)
-    models["control (KL)"] = FastEnsemble.of(straight[CONTROL]), Aim("control", 1)
+        models["+1 DBN"] = FastEnsemble.of(one_step[own]), towards_target
+    models["+1 DBN (KL)"] = FastEnsemble.of(straight[own]), towards_target
+    if len(places) > 1:
+        if one_step:
+            models |= [_several(recipe.members, one_step, places)]
+        averaged = FastEnsemble.of(*(straight[slug(place, target)] for place in places))
+        models[f"+{len(places)} DBN (KL)"] = averaged, towards_target
+    for mark, bridges in (("", one_step), (" (KL)", straight)):
+        if bridges:
+            models[f"control{mark}"] = FastEnsemble.of(bridges[control]), alone
+    for mark, bridges in (("", one_step), (" (KL)", straight)):
+        if bridges and len(places) > 1:
+            averaged = FastEnsemble.of(*(bridges[slug(place, CONTROL)] for place in places))
+            models[f"+{len(places)} control{mark}"] = averaged, alone
     return models
 
 
 def _several(
-    members: int, bridges: dict[Group, DiffusionBridge], groups: Sequence[Group]
+    members: int, bridges: dict[str, DiffusionBridge], groups: Sequence[Group]
 ) -> tuple[str, tuple[nn.Module, Aim]]:
-    fast = FastEnsemble.of(*(bridges[group] for group in groups))
+    fast = FastEnsemble.of(*(bridges[slug(group)] for group in groups))
     return f"+{len(groups)} DBN (DE-{members})", (fast, Aim("DBN", members))
 
 
@@ -165,7 +177,7 @@ def make_capacity(run: Experiment, ensemble: Ensemble) -> Models:
     models: Models = {}
     for teachers, (ed, end2, network) in kept.items():
         words = f"{teachers} teachers"
-        bridge = one_step[tuple(range(teachers))]
+        bridge = one_step[slug(tuple(range(teachers)))]
         models[f"DBN, {words}"] = FastEnsemble.of(bridge), Aim("DBN", teachers)
         models[f"BN, {words}"] = FastEnsemble.of(network), Aim("BN", teachers)
         models[f"ED, {words}"] = ed.model, Aim("ED", teachers)
@@ -189,13 +201,13 @@ STAGES: dict[str, Callable[[Experiment, Ensemble], Models]] = {
 
 
 def _walk_and_rivals(
-    run: Experiment, part: str, walked: dict[Group, DiffusionBridge], trainees: dict[str, Trainee]
-) -> dict[Group, DiffusionBridge]:
+    run: Experiment, part: str, walked: dict[str, DiffusionBridge], trainees: dict[str, Trainee]
+) -> dict[str, DiffusionBridge]:
     """Train bridges, and distil them, beside other methods."""
     recipe = run.recipe
     fits = [config for _, config in trainees.values()]
     steps = run.steps(recipe.bridge_fit, *[recipe.distill_fit] * len(grids(recipe)), *_distinct(fits))
-    one_step: dict[Group, DiffusionBridge] = {}
+    one_step: dict[str, DiffusionBridge] = {}
 
     def bridges(progress: Progress) -> None:
         make_walk(run, f"{part}-bridges", walked, progress)

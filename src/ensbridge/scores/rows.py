@@ -81,11 +81,14 @@ class Row:
 def control_of(bridge: str) -> str | None:
     """The name of the control that is trained as one bridge or several are, with the source as its target.
 
-    >>> control_of("+1 DBN (KL)"), control_of("+1 DBN"), control_of("+2 DBN (KL)"), control_of("ED")
+    >>> control_of("+1 DBN (KL)"), control_of("+1 DBN"), control_of("+2 DBN (KL, DE-5)"), control_of("ED")
     ('control (KL)', 'control', '+2 control (KL)', None)
     """
     found = re.fullmatch(r"(\+\d+ )DBN(.*)", bridge)
-    return f"{found[1]}control{found[2]}".removeprefix("+1 ") if found else None
+    if found is None:
+        return None
+    training = re.sub(r" \(DE-\d+\)|, DE-\d+", "", found[2])  # a control knows no member but the source
+    return f"{found[1]}control{training}".removeprefix("+1 ")
 
 
 @dataclass(frozen=True)
