@@ -49,9 +49,9 @@ _ROW_MEANINGS: dict[Method, tuple[str, str]] = {
     ),
     "control": (
         "control",
-        "The bridge with the source alone as its target, so that no other member has a part in it; +L control:"
-        " the mean of L of them. What as many bridges trained the same way, (KL) or not, gain beyond it is owed"
-        " to the ensemble.",
+        "The bridge with the source alone as its target, so that no other member has a part in it; +L"
+        " control: the mean of L of them. What as many bridges trained the same way, (KL) or not, gain"
+        " beyond it is owed to the ensemble.",
     ),
 }
 
