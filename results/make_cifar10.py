@@ -61,6 +61,8 @@ def rows(summary: Summary) -> list[dict[str, Any]]:
                     name: {"mean": group.mean(name), "sd": group.spread(name), "each": group.values(name)}
                     for name in SCORES
                 },
+                "beyond the largest ensemble": [isinstance(row.dee, str) for row in group.rows],
+                "below its control's NLL": [[row.owed, row.owed_error] for row in group.rows],
             }
         )
     return found

@@ -27,7 +27,7 @@ import _runs
 import _tiny
 from ensbridge.data import Augment, ImageSet
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import evaluate
+from ensbridge.evaluation import evaluate, predict
 from ensbridge.methods import AbstractMethod, Batch, BridgeConfig, DiffusionBridge, StepDistillation
 from ensbridge.recipes import evaluate_run, experiment, train_recipe
 from ensbridge.train import FitConfig, fit
@@ -274,7 +274,15 @@ def measure(engine: Engine | None) -> str:
     test = ImageSet(images, torch.randint(0, 3, (1001,), generator=generator))
     members = Ensemble([_runs.member(index) for index in range(3)])
     models = {"one": members.source, "all": members, "other": _runs.member(8)}
-    return evaluate(models, test, _runs.data(1, 77), engine=engine, batch_size=64).to_json()
+    scores = evaluate(models, test, _runs.data(1, 77), engine=engine, batch_size=64)
+    return replace(scores, environment={}).to_json()  # the number of threads is not what is compared
+
+
+def heard_of(engine: Engine | None) -> tuple[int, int]:
+    """How many images a watcher of the measurement hears of, and how often it hears anything."""
+    told: list[int] = []
+    predict(_runs.member(8), ImageSet(torch.rand(1001, 1, 4, 4)), 64, engine, told.append)
+    return sum(told), len(told)
 
 
 def recipe(engine: Engine, folder: Path) -> tuple[list[str], str]:

@@ -102,6 +102,12 @@ def test_two_processes_measure_1001_images_as_one_does(both: _world.Both) -> Non
 
 
 @several
+def test_each_process_hears_of_all_images(both: _world.Both) -> None:
+    assert _world.heard_of(None) == (1001, 16)
+    assert both(_world.heard_of) == [(1001, 9), (1001, 9)]  # eight batches each, and the other's
+
+
+@several
 def test_a_recipe_spreads_members_and_shares_the_rest(both: _world.Both, tmp_path: Path) -> None:
     (first, scores), (second, other) = both(_world.recipe, tmp_path / "two")
     shared = {"bridges together", "bridges-kl together", "5-to-1 together"}

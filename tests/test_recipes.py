@@ -16,9 +16,11 @@ from torch import nn
 import _runs
 from _recipe import Heard, member, results, tiny
 from ensbridge.ensemble import Ensemble
+from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.nets import ResNet
-from ensbridge.recipes import Recipe, evaluate_run, run_recipe, train_recipe
-from ensbridge.recipes.experiment import CONTROL, Experiment, bridges_for, groups_for
+from ensbridge.recipes import Recipe, evaluate_run, run_recipe, stages, train_recipe
+from ensbridge.recipes.experiment import Experiment, groups_for
+from ensbridge.recipes.outline import outline
 from ensbridge.recipes.recipe import build, describe
 from ensbridge.recipes.threads import side_by_side
 from ensbridge.scores import read_scores
@@ -65,28 +67,56 @@ def test_every_bridge_of_one_step_is_measured_beside_its_control(whole: Path) ->
         assert rows[name].macs == rows[control].macs
 
 
-def test_a_bridge_and_its_control_start_alike_and_those_that_are_averaged_do_not(tmp_path: Path) -> None:
-    run = Experiment(tiny(), tmp_path, 3, tiny().load(), Heard())
-    ensemble = Ensemble([build(tiny().member, seed) for seed in range(3)])
-    target, places = (0, 1), groups_for(tiny(), 3)
-    assert places == [(0, 1), (0, 2)]
-    dealt = bridges_for(run, ensemble, places)
-    straight = bridges_for(run, ensemble, places, target, "kl")
-    controls = bridges_for(run, ensemble, places, CONTROL)
-    assert [*dealt, *straight, *controls] == [
-        *("members-1-2", "members-1-3", "members-1-2", "members-1-2-like-1-3", "control", "control-like-1-3")
-    ]
-    assert [each.target for each in [*dealt.values(), *straight.values(), *controls.values()]] == [
-        *((0, 1), (0, 2), (0, 1), (0, 1), (0,), (0,))
-    ]
-    starts = [
-        [torch.cat([weight.flatten() for weight in each.student.parameters()]) for each in bridges.values()]
-        for bridges in (dealt, straight, controls)
-    ]
-    for first, second in starts:
-        assert first.equal(starts[0][0])
-        assert second.equal(starts[0][1])
-        assert not first.equal(second)
+@pytest.mark.parametrize(("members", "target"), [(2, 2), (3, 2), (3, 3), (4, 3), (5, 3), (5, 4)])
+def test_what_bridges_learn_from_and_start_from(
+    members: int, target: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: dict[str, list[str]] = {}
+
+    def distilled(
+        _: Any, part: str, walked: dict[str, DiffusionBridge], *__: Any
+    ) -> dict[str, DiffusionBridge]:
+        trained[part] = list(walked)
+        return walked
+
+    def fitted(_: Any, part: str, methods: dict[str, Any], *__: Any) -> None:
+        trained[part] = list(methods)
+
+    monkeypatch.setattr(Experiment, "fit", fitted)
+    monkeypatch.setattr(Experiment, "keep_curve", lambda *_: None)
+    monkeypatch.setattr(stages, "make_distillation", distilled)
+    monkeypatch.setattr(stages.FastEnsemble, "of", staticmethod(lambda *methods: methods))
+    recipe = tiny(members=members, target=target)
+    ensemble = Ensemble([build(recipe.member, seed) for seed in range(members)])
+    models = stages.make_bridges(Experiment(recipe, tmp_path, 3, recipe.load(), Heard()), ensemble)
+    made: dict[str, tuple[DiffusionBridge, ...]] = {name: model for name, (model, _) in models.items()}
+
+    own, places = tuple(range(target)), groups_for(recipe, members)
+    wanted = {key: [own] for key in ("+1 DBN (5 steps)", "+1 DBN", "+1 DBN (KL)")}
+    wanted |= {key: [(0,)] for key in ("control", "control (KL)")}
+    if (count := len(places)) > 1:
+        wanted |= {f"+{count} DBN (DE-{members})": places, f"+{count} DBN (KL)": [own] * count}
+        wanted |= dict.fromkeys((f"+{count} control", f"+{count} control (KL)"), [(0,)] * count)
+    assert {name: [each.target for each in bridges] for name, bridges in made.items()} == wanted
+    for name, bridges in made.items():
+        assert {each.objective for each in bridges} == {"kl" if "(KL)" in name else "bridge"}
+        assert len(set(map(id, bridges))) == len(bridges)
+
+    def starts(name: str) -> list[bytes]:
+        return [next(each.student.parameters()).detach().numpy().tobytes() for each in made[name]]
+
+    # A bridge and its control start alike, those that are averaged do not.
+    assert starts("+1 DBN") == starts("+1 DBN (KL)") == starts("control") == starts("control (KL)")
+    if count > 1:
+        several = starts(f"+{count} DBN (DE-{members})")
+        assert several[:1] == starts("+1 DBN")
+        assert len(set(several)) == count
+        assert all(
+            starts(f"+{count} {other}") == several for other in ("DBN (KL)", "control", "control (KL)")
+        )
+
+    told = [line.split()[1] for line in outline(recipe, ["distill"]) if line.startswith("distill")]
+    assert told == [str(len(trained[part])) for part in ("bridges", "bridges-kl", "distilled")]
 
 
 def test_the_scores_hold_what_the_figures_show(whole: Path) -> None:
@@ -179,11 +209,12 @@ def test_training_more_takes_old_scores_away_and_training_nothing_leaves_them(tm
 def test_the_reporter_hears_every_step(tmp_path: Path) -> None:
     reporter = Heard()
     run_recipe(tiny(), tmp_path, 0, reporter)
-    assert list(reporter.stages) == STAGES
     # Three members; two fits and a distillation; one curve; two groups of rivals.
-    assert {name: total for name, (total, _) in reporter.stages.items()} == dict(
-        zip(STAGES, (12, 12, 4, 8), strict=True)
-    )
+    images = len(tiny().load().test) + len(tiny().load().val)
+    networks = 3 + len(RIVALS + BRIDGES + CONTROLS)
+    totals = dict(zip([*STAGES, "evaluate"], (12, 12, 4, 8, networks * images), strict=True))
+    assert {name: total for name, (total, _) in reporter.stages.items()} == totals
+    assert sum(reporter.stages.pop("evaluate")[1]) == networks * images
     for total, steps in reporter.stages.values():
         assert steps == [1] * total
 

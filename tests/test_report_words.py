@@ -47,6 +47,8 @@ def test_headline_is_about_the_bridge_that_was_chosen() -> None:
         "control (KL)",
     ]
     assert "control, another bridge" not in control_sentence(chosen)
+    assert "the same bridge trained" in control_sentence(chosen)
+    assert "the same bridges trained" in control_sentence(changed("+1 DBN", bridges=2))
 
 
 @pytest.mark.parametrize("name", ["+1 DBM", "DE-3", "control"])

@@ -82,17 +82,21 @@ class Ruler:
         batch_size: int = 256,
         engine: Engine | None = None,
         ladder: list[Tensor] | None = None,
+        advance: Callable[[int], None] | None = None,
     ) -> None:
-        """Run every member, unless their `ladder` on the test split is known."""
-        self.reference, self.batch_size, self.engine = reference, batch_size, engine
+        """Run every member, unless their `ladder` on the test split is known.
+
+        `advance` hears of the images that a network has just answered.
+        """
+        self.reference, self.batch_size, self.engine, self.advance = reference, batch_size, engine, advance
         self.target = len(reference) if target is None else target
         if not 1 <= self.target <= len(reference):
             raise ValueError(f"target is {target}; the reference has {len(reference)} members")
         self.test, self.labels = _labelled(test, "test")
         self.val, self.val_labels = (None, None) if val is None else _labelled(val, "val")
-        self.ladder = ladder or predict_ladder(reference, self.test, batch_size, engine)
+        self.ladder = ladder or predict_ladder(reference, self.test, batch_size, engine, advance)
         self.val_ladder = (
-            None if self.val is None else predict_ladder(reference, self.val, batch_size, engine)
+            None if self.val is None else predict_ladder(reference, self.val, batch_size, engine, advance)
         )
         self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.ladder]
         self.image = self.test.batch(torch.arange(1, device=self.test.images.device))[0]
@@ -162,23 +166,32 @@ class Ruler:
         return metrics.fit_temperature(log_probs, self.val_labels)
 
     def _predict(self, model: nn.Module, data: ImageSet) -> Tensor:
-        return predict(model, data, self.batch_size, self.engine)
+        return predict(model, data, self.batch_size, self.engine, self.advance)
 
 
 @torch.no_grad()
-def predict(model: nn.Module, data: ImageSet, batch_size: int = 256, engine: Engine | None = None) -> Tensor:
+def predict(
+    model: nn.Module,
+    data: ImageSet,
+    batch_size: int = 256,
+    engine: Engine | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Tensor:
     """Log-probabilities (N, K) of a whole set, in evaluation mode and at least float32.
 
-    With an `engine` several processes share the batches, and each gets all of the answer.
+    With an `engine` several processes share the batches, and each gets all of the answer. `advance` hears how
+    many images were just answered.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> predict(net, ImageSet(torch.rand(5, 1, 2, 2))).shape
     torch.Size([5, 3])
     """
     model.eval()
-    return _in_batches(
-        lambda images: at_least_float32(read_logits(model(images))).log_softmax(-1), data, batch_size, engine
-    )
+
+    def run(images: Tensor) -> Tensor:
+        return at_least_float32(read_logits(model(images))).log_softmax(-1)
+
+    return _in_batches(run, data, batch_size, engine, advance)
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, str]:
@@ -195,21 +208,44 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
 
 @torch.no_grad()
 def predict_ladder(
-    ensemble: Ensemble, data: ImageSet, batch_size: int = 256, engine: Engine | None = None
+    ensemble: Ensemble,
+    data: ImageSet,
+    batch_size: int = 256,
+    engine: Engine | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> list[Tensor]:
     """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
     ensemble.eval()
-    logits = _in_batches(ensemble.member_logits, data, batch_size, engine, dim=1)
+    told = (lambda images: advance(images * len(ensemble))) if advance else None
+    logits = _in_batches(ensemble.member_logits, data, batch_size, engine, told, dim=1)
     return [ensemble_logit(logits[:count]).log_softmax(-1) for count in range(1, len(ensemble) + 1)]
 
 
 def _in_batches(
-    run: Callable[[Tensor], Tensor], data: ImageSet, size: int, engine: Engine | None, dim: int = 0
+    run: Callable[[Tensor], Tensor],
+    data: ImageSet,
+    size: int,
+    engine: Engine | None,
+    advance: Callable[[int], None] | None,
+    dim: int = 0,
 ) -> Tensor:
-    """`run` of every batch, joined along `dim`."""
-    if engine:
-        return engine.in_batches(run, data, size, dim)
-    return torch.cat([run(images) for images, _ in data.batches(size)], dim=dim)
+    """`run` of every batch, joined along `dim`; `advance` hears of all images, those of others at the end."""
+    others = len(data)
+
+    def heard(images: Tensor) -> Tensor:
+        nonlocal others
+        answer = run(images)
+        others -= len(images)
+        if advance:
+            advance(len(images))
+        return answer
+
+    if engine is None:
+        return torch.cat([heard(images) for images, _ in data.batches(size)], dim=dim)
+    whole = engine.in_batches(heard, data, size, dim)
+    if advance and others:
+        advance(others)
+    return whole
 
 
 def _cost(model: nn.Module, image: Tensor, one: nn.Module) -> dict[str, Any]:

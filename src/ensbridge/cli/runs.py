@@ -127,11 +127,9 @@ def evaluate(
 
     scores = []
     with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
-        advance = reporter.stage("evaluate", len(runs))
         for run in runs:
             found, missing = evaluate_run(run, reporter=reporter, corrupted=corrupted)
             scores.append(found)
-            advance(1)
             if missing and speaks:
                 print(f"ensbridge: {run} was measured without {', '.join(missing)}", file=sys.stderr)
     if speaks:

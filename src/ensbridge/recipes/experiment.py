@@ -234,7 +234,7 @@ def bridges_for(
     def bridge(group: Group) -> DiffusionBridge:
         start = derive_seed(run.seed, "score", *([] if _is_first(group) else group))
         net = run.build(lambda: run.recipe.score(config.z_input), start)
-        target = towards or group
+        target = group if towards is None else towards
         return DiffusionBridge(ensemble, net, run.recipe.feature, loss=loss, target=target, config=config)
 
     return {slug(group, towards): bridge(group) for group in groups}

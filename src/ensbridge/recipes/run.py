@@ -72,7 +72,8 @@ def evaluate_run(
     """Measure what is trained in a run folder and write its `scores.json`; also returns what is missing.
 
     The folder names its recipe; `plan` is for recipes of one's own, which no name finds. With a folder of
-    `corrupted` test images the models are measured on those too, of which the `reporter` hears.
+    `corrupted` test images the models are measured on those too. The `reporter` hears of every image that a
+    network answers.
     """
     out = Path(out)
     if not (out / "config.json").is_file():
@@ -98,7 +99,7 @@ def run_recipe(
     engine, measured = join(), (Path(out) / "scores.json").exists
     if engine.from_first(measured) if engine else measured():
         return read_scores(out)
-    return evaluate_run(out, plan)[0]
+    return evaluate_run(out, plan, reporter)[0]
 
 
 def choose_device(name: str, recipe: Recipe) -> torch.device:
@@ -168,7 +169,9 @@ def _measure(
     found, missing = _stages(run, ensemble)
     if {"tradeoff", "capacity"} & found.keys():
         ensemble = make_members(run, recipe.most_members)  # whose ladder the figures are read off
-    ruler = Ruler(ensemble, run.data.test, run.data.val, recipe.target, engine=run.engine)
+    networks = len(ensemble) + sum(len(models) for models in found.values())
+    advance = reporter.stage("evaluate", networks * (len(run.data.test) + len(run.data.val)))
+    ruler = Ruler(ensemble, run.data.test, run.data.val, recipe.target, engine=run.engine, advance=advance)
     bridges = found.get("distill") or found.get("bridge", {})
     ladder = {f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)}
     others = {**found.get("rivals", {}), **bridges}
@@ -180,7 +183,7 @@ def _measure(
         rows=ruler.measure(ladder) + _rows(ruler, others),
         settings=plan.words() | {"digest": _digest(describe(recipe))},
         target=recipe.target,
-        transitions=_transitions(bridges, ensemble.first(recipe.target), ruler),
+        transitions=_transitions(bridges, ruler),
         curves=tuple(run.curves.values()),
         tradeoff=_rows(ruler, found.get("tradeoff", {})),
         capacity=_rows(ruler, found.get("capacity", {})),
@@ -209,13 +212,14 @@ def _stages(run: Experiment, ensemble: Ensemble) -> tuple[dict[str, Models], lis
     return found, missing
 
 
-def _transitions(bridges: Models, target: Ensemble, ruler: Ruler) -> tuple[Transition, ...]:
+def _transitions(bridges: Models, ruler: Ruler) -> tuple[Transition, ...]:
     """Examples on the bridge of the most steps."""
     fast = [model for model, _ in bridges.values() if isinstance(model, FastEnsemble)]
     if not fast:
         return ()
     longest = max(fast, key=lambda each: each.each_bridge()[0].steps)
-    return find_transitions(longest, target, ruler.test)
+    source, target = (ruler.ladder[size - 1].exp() for size in (1, ruler.target))
+    return find_transitions(longest, source, target, ruler.test)
 
 
 def _rows(ruler: Ruler, models: Models) -> tuple[Row, ...]:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ensbridge.data.loader import ImageSet
-from ensbridge.ensemble import Ensemble, at_least_float32
-from ensbridge.evaluation import predict
+from ensbridge.ensemble import at_least_float32
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods.diffusion_bridge import Bridge
 from ensbridge.nets.tap import run_tapped
@@ -19,17 +18,16 @@ from ensbridge.scores import Transition
 
 
 def find_transitions(
-    fast: FastEnsemble, ensemble: Ensemble, test: ImageSet, count: int = 6
+    fast: FastEnsemble, source: Tensor, target: Tensor, test: ImageSet, count: int = 6
 ) -> tuple[Transition, ...]:
     """The images whose labels source and ensemble disagree on most, and what the first bridge makes of them.
 
-    The bridge has no say in the choice: images are ranked by the total variation between the predictions
-    of source and ensemble, among those where they name different classes.
+    The bridge has no say in the choice: images are ranked by the total variation between the probabilities
+    (N, K) of `source` and `target`, the ensemble, among those where they name different classes.
     """
     bridge = fast.each_bridge()[0]
     if test.labels is None or not isinstance(bridge, Bridge):
         return ()
-    source, target = (predict(net, test).exp() for net in (ensemble.source, ensemble))
     apart = (source - target).abs().sum(-1) * (source.argmax(-1) != target.argmax(-1))
     chosen = [int(index) for index in apart.argsort(descending=True, stable=True)[:count] if apart[index] > 0]
     found = []

@@ -82,7 +82,8 @@ def control_sentence(summary: Summary) -> str:
             " so how much of this is owed to the ensemble is not known."
         )
     same = control.model == control_of(bridge.model)
-    what = "the same bridge" if same else f"{control.model}, another bridge,"
+    own = "the same bridge" if bridge.first.bridges == 1 else "the same bridges"
+    what = own if same else f"{control.model}, another bridge,"
     found = f"Without the ensemble — {what} trained towards the source alone —"
     found += f" the NLL of {_members(both.theirs)}{both.which}"
     ours, theirs = _mean(both.ours, "nll"), _mean(both.theirs, "nll")

@@ -45,7 +45,7 @@ _ROW_MEANINGS: dict[Method, tuple[str, str]] = {
         "The source plus L diffusion bridges trained towards the ensemble, in one sampling step unless more"
         " are named; the mean of the bridges is the prediction. (KL): a network of the same kind trained"
         " straight by KL divergence to the ensemble’s prediction; (DE-k): all its bridges together stand for"
-        " k members.",
+        " k members, where without it each stands for the target.",
     ),
     "control": (
         "control",
