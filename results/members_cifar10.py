@@ -1,0 +1,50 @@
+"""How different the first three members of some sets are, on CIFAR-10's validation images.
+
+    python results/members_cifar10.py DATA.npz FOLDER... [--count 3000]
+
+For each folder of members: their errors, on how many images two of them disagree (1 and 2, 1 and 3, 2 and 3),
+the NLL of each and of all, and the KL from the ensemble's prediction to the first one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import combinations
+from pathlib import Path
+
+import torch
+from run_cifar import DEVICE, load, load_members
+
+from ensbridge.ensemble import ensemble_logit
+from ensbridge.evaluation import predict
+from ensbridge.metrics import accuracy, kl_per_image, nll, standard_error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--count", type=int, default=3000, help="the first so many validation images")
+    options = parser.parse_args()
+    val = load(options.data, None).val.subset(torch.arange(options.count, device=DEVICE))
+    truth = val.labels
+    assert truth is not None
+    print("| members | errors, % | disagree, % | NLL | DE-3: NLL | KL to member 1 |")
+    print("|---" * 6 + "|")
+    for folder in options.folders:
+        each = [predict(member, val, 500) for member in load_members(folder).first(3).members]
+        whole = ensemble_logit(torch.stack(each)).log_softmax(-1)
+        labels = [log_probs.argmax(-1) for log_probs in each]
+        apart = kl_per_image(whole, each[0])
+        columns = [
+            [f"{100 - 100 * accuracy(log_probs, truth):.1f}" for log_probs in each],
+            [f"{100 * (one != other).double().mean():.1f}" for one, other in combinations(labels, 2)],
+            [f"{nll(log_probs, truth):.4f}" for log_probs in each],
+            [f"{nll(whole, truth):.4f}"],
+            [f"{apart.mean():.3f} ± {standard_error(apart):.3f}"],
+        ]
+        print(f"| {folder} | " + " | ".join(", ".join(column) for column in columns) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
