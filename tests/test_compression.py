@@ -117,6 +117,24 @@ def test_labelled_validation_images_choose_and_calibrate(capsys: pytest.CaptureF
     assert ours <= theirs
 
 
+def test_calibration_takes_a_share_of_the_source_where_that_holds_on_other_images(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    members = [_tiny.member(seed) for seed in range(2)]
+    images = _tiny.images(400)
+    plain = quick(members, val=(images[:32], LABELS), feature="stages.0.0", calibrate=False)
+    # Labels of which the source knows more than the bridge says, and labels of which nobody knows anything.
+    known = ((plain(images) + 4 * members[0](images)) / 0.5).softmax(-1)
+    for probabilities, shared in ((known, True), (torch.full((400, 3), 1 / 3), False)):
+        labels = torch.multinomial(probabilities, 1, generator=_tiny.generator(0))[:, 0]
+        fast = quick(members, val=(images, labels), feature="stages.0.0", quiet=False)
+        said = capsys.readouterr().err
+        assert (fast.source_share != 0) == shared == (" of the source's logits: validation NLL" in said)
+        few = quick(members, val=(images[:99], labels[:99]), feature="stages.0.0")
+        assert few.source_share == 0
+    assert plain.source_share == 0
+
+
 # ------------------------------------------------------------------------------ where bridges read
 
 

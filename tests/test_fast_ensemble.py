@@ -44,6 +44,19 @@ def test_a_temperature_divides_the_fast_ensembles_logits(ensemble: Ensemble) -> 
     torch.testing.assert_close(plain, 1.7 * hot)
 
 
+@torch.no_grad()
+def test_a_share_of_the_sources_logits_is_added_before_that(ensemble: Ensemble) -> None:
+    bridges = [_tiny.bridge_to(ensemble, seed).bridge for seed in range(2)]
+    plain, shared = (
+        FastEnsemble(ensemble.source, bridges, _tiny.FEATURE, temperature=t, source_share=w).eval()
+        for t, w in ((1.0, 0.0), (1.7, -0.3))
+    )
+    images = _tiny.images()
+    expected = (plain(images) - 0.3 * ensemble.source(images)).log_softmax(-1)
+    torch.testing.assert_close((1.7 * shared(images)).log_softmax(-1), expected)
+    torch.testing.assert_close(shared(images).mean(-1), torch.zeros(len(images)), atol=1e-6, rtol=0)
+
+
 def test_a_fast_ensemble_knows_how_many_members_it_stands_for() -> None:
     ensemble = _tiny.ensemble(5)
     targets = [(0, 1, 2), (0, 3)]
@@ -136,3 +149,5 @@ def test_a_bad_fast_ensemble_is_refused(ensemble: Ensemble) -> None:
     for temperature in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match=f"temperature is {temperature}"):
             FastEnsemble(ensemble.source, [here.bridge], _tiny.FEATURE, temperature=temperature)
+    with pytest.raises(ValueError, match="source_share is inf; it must be a finite number"):
+        FastEnsemble(ensemble.source, [here.bridge], _tiny.FEATURE, source_share=math.inf)

@@ -57,12 +57,16 @@ class Source(nn.Module):
 
 
 def compressed(
-    net: nn.Module, scale: float = 1.0, bridge: type[Plays | Recalls] = Plays, temperature: float = 1.0
+    net: nn.Module,
+    scale: float = 1.0,
+    bridge: type[Plays | Recalls] = Plays,
+    temperature: float = 1.0,
+    share: float = 0.0,
 ) -> tuple[eb.FastEnsemble, list[nn.Module]]:
     """A network that predicts exactly as `net` before calibration, and the members that it stands for."""
     source = Source(MEMBERS[0])
     bridges = [FeatureBridge(bridge(net, scale))]
-    fast = eb.FastEnsemble(source, bridges, "images", temperature=temperature).eval()
+    fast = eb.FastEnsemble(source, bridges, "images", temperature=temperature, source_share=share).eval()
     return fast, [source, *MEMBERS[1:]]
 
 
@@ -213,11 +217,12 @@ def test_members_are_the_models_own_and_come_as_compress_takes_them() -> None:
         measure_fidelity(fast, IMAGES, members, preprocess=[lambda images: 2 * images, None, None])
 
 
-def test_calibration_changes_neither_nearness_nor_dee() -> None:
+@pytest.mark.parametrize("share", [0.0, 0.5, -0.2])
+def test_calibration_changes_neither_nearness_nor_dee(share: float) -> None:
     everyone = eb.Ensemble(MEMBERS)
     drawn = labels(everyone)
     raw, members = compressed(everyone, bridge=Recalls)
-    calibrated, _ = compressed(everyone, bridge=Recalls, temperature=0.3)
+    calibrated, _ = compressed(everyone, bridge=Recalls, temperature=0.3, share=share)
     for test in (IMAGES, (IMAGES, drawn)):
         before = raw.fidelity(test, members=members)
         after = measure_fidelity(calibrated, test, [calibrated.source, *members[1:]])
@@ -229,7 +234,8 @@ def test_calibration_changes_neither_nearness_nor_dee() -> None:
     assert float(str(after.row.dee).lstrip(">")) == pytest.approx(3, abs=1e-3)
     assert after.row.gap == pytest.approx(before.row.gap, abs=1e-3)
     assert after.row.nll == pytest.approx(
-        nn.functional.cross_entropy(everyone(IMAGES) / 0.3, drawn).item(), rel=1e-4
+        nn.functional.cross_entropy((everyone(IMAGES) + share * MEMBERS[0](IMAGES)) / 0.3, drawn).item(),
+        rel=1e-4,
     )
     assert after.row.nll != pytest.approx(before.row.nll, rel=1e-2)
 

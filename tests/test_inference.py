@@ -46,12 +46,15 @@ def score(stages: Sequence[tuple[int, int, int, int]], z_input: ZInput = "none")
         return trained(ScoreNet(3, 8, stages, last=16, z_input=z_input))
 
 
-def model(*bridges: nn.Module, temperature: float = 1.7, average_source: bool = False) -> FastEnsemble:
+def model(
+    *bridges: nn.Module, temperature: float = 1.7, share: float = 0.0, average_source: bool = False
+) -> FastEnsemble:
     fast = FastEnsemble(
         _tiny.member(),
         bridges,  # type: ignore[arg-type]
         _tiny.FEATURE,
         temperature=temperature,
+        source_share=share,
         average_source=average_source,
     )
     return fast.eval()

@@ -260,7 +260,7 @@ def test_a_run_is_measured_at_the_temperatures_of_its_rows(run: Path, tmp_path: 
     assert read_scores(run) == scores
     assert {row.model for row in scores.corrupted} == {row.model for row in scores.rows}
     assert scores.corrupted_set == CorruptedSet(None, None)
-    assert list(heard.stages) == ["corrupted"]
+    assert list(heard.stages) == ["evaluate", "corrupted"]
     assert not any("corruptions" in each for each in missing)
     kept = [json.loads(line) for line in (run / "corrupted.jsonl").read_text().splitlines()]
     fitted = {row.model: row.temperature for row in scores.rows}

@@ -37,6 +37,7 @@ MODELS: dict[str, Callable[[], FastEnsemble]] = {
     "an uneven walk": lambda: model(bridge(1, times=(0.0, 0.3, 1.0))),
     "two bridges of different walks": lambda: model(bridge(1), bridge(2, times=(0.0, 1.0)), members=5),
     "calibrated": lambda: model(temperature=1.37),
+    "with a share of the source": lambda: model(temperature=0.8, source_share=-0.21),
     "bridge networks": lambda: model(feature_bridge(1.0), feature_bridge(0.5), average_source=True),
     "both kinds": lambda: model(bridge(), feature_bridge(0.25)),
     "a control": lambda: model(members=1),

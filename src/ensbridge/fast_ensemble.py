@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.data.loader import Data
-from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
+from ensbridge.ensemble import Ensemble, at_least_float32, calibrated, ensemble_logit
 from ensbridge.methods.bridge_network import BridgeNetwork, FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, DiffusionBridge
 from ensbridge.nets.preprocessed import Preprocess
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 class FastEnsemble(nn.Module):
     """One network in place of an ensemble: the source runs once, each bridge reads its feature and logits.
 
-    Called on images it returns logits (B, K), whose softmax is the mean of the bridges' predictions, divided
-    by `temperature`, 1 unless it was calibrated. With several bridges the source, part of each bridge's
-    target, weighs more than another member: 1/3 against 1/6 each for five members and two bridges. With
-    `average_source` the source's own prediction is part of the mean, as bridge networks (BN) have it.
+    Called on images it returns logits (B, K), whose softmax is the mean of the bridges' predictions, unless
+    it was calibrated: `source_share` times the source's own logits are added to those, and all divided by
+    `temperature`. With several bridges the source, part of each bridge's target, weighs more than another
+    member: 1/3 against 1/6 each for five members and two bridges. With `average_source` the source's own
+    prediction is part of the mean, as bridge networks (BN) have it.
 
     >>> from ensbridge.nets import ResNet, ScoreNet
     >>> source = ResNet((1,), (8,), 3, stem=8)
@@ -44,6 +46,7 @@ class FastEnsemble(nn.Module):
         feature: str,
         *,
         temperature: float = 1.0,
+        source_share: float = 0.0,
         members: int | None = None,
         average_source: bool = False,
         image_shape: Sequence[int] | None = None,
@@ -55,12 +58,14 @@ class FastEnsemble(nn.Module):
             raise ValueError("a FastEnsemble was given 0 bridges; it needs at least 1")
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; it must be above 0")
+        if not math.isfinite(source_share):
+            raise ValueError(f"source_share is {source_share}; it must be a finite number")
         source = uncompiled(source)
         find_module(source, feature)
         self.source = source
         self.bridges = nn.ModuleList(bridges)
         self.feature = feature
-        self.temperature = float(temperature)
+        self.temperature, self.source_share = float(temperature), float(source_share)
         self.average_source = average_source
         # How many members the bridges stand for, the source included: at least one other for each bridge.
         self.members = 1 + len(bridges) if members is None else members
@@ -114,7 +119,7 @@ class FastEnsemble(nn.Module):
         logits = at_least_float32(logits)
         ends = [bridge(feature, logits) for bridge in self.bridges]
         mean = ensemble_logit(torch.stack([logits, *ends] if self.average_source else ends))
-        return mean / self.temperature, logits
+        return calibrated(mean, logits, self.temperature, self.source_share), logits
 
     def save(
         self,

@@ -41,6 +41,7 @@ class Fidelity:
 
     images: int
     temperature: float  # by which calibration divides the network's logits; 1 where there was none
+    source_share: float  # how much of the source's logits it adds before that; 0 where there was none
     kl: float  # before calibration
     kl_error: float
     source_kl: float  # of the source alone: where the bridges started
@@ -55,7 +56,7 @@ class Fidelity:
     verdict: str
 
     def __str__(self) -> str:
-        before = "" if self.temperature == 1 else " before calibration"
+        before = "" if (self.temperature, self.source_share) == (1, 0) else " before calibration"
         lines = [
             f"KL to the ensemble {self.kl:.4f} ± {self.kl_error:.4f}{before} (source alone "
             f"{self.source_kl:.4f})",
@@ -99,7 +100,8 @@ def measure_fidelity(
     costs = _costs(fast, ensemble, few)
     ladder, ours = predict_ladder(ensemble, data), predict(fast, data)
     real, source = ladder[-1], ladder[0]
-    raw = (ours * fast.temperature).log_softmax(-1)  # as before calibration
+    # As before calibration; the source's log-probabilities are its logits but for a constant.
+    raw = (ours * fast.temperature - fast.source_share * source).log_softmax(-1)
     kls, source_kls = kl_per_image(real, raw), kl_per_image(real, source)
     rows: dict[str, Row] = {}
     if data.labels is not None:
@@ -116,6 +118,7 @@ def measure_fidelity(
     return Fidelity(
         images=len(data),
         temperature=fast.temperature,
+        source_share=fast.source_share,
         kl=kls.mean().item(),
         kl_error=standard_error(kls),
         source_kl=source_kls.mean().item(),

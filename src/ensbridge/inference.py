@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from ensbridge.ensemble import at_least_float32, ensemble_logit
+from ensbridge.ensemble import at_least_float32, calibrated, ensemble_logit
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods.bridge_network import FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge
@@ -38,7 +38,8 @@ class InferenceModel(nn.Module):
         super().__init__()
         own = copy.deepcopy(fast).eval().requires_grad_(False)
         self.source, self.feature = own.source, own.feature
-        self.temperature, self.average_source = own.temperature, own.average_source
+        self.temperature, self.source_share = own.temperature, own.source_share
+        self.average_source = own.average_source
         self.bridges = nn.ModuleList(_prepare(bridge) for bridge in own.each_bridge())
 
     def forward(self, images: Tensor) -> Tensor:
@@ -48,9 +49,10 @@ class InferenceModel(nn.Module):
         ends = [bridge(feature, logits) for bridge in self.bridges]
         if len(ends) == 1 and not self.average_source:
             # The ensemble's logit of one is its own, centred.
-            return (ends[0] - ends[0].mean(-1, keepdim=True)) / self.temperature
-        stack = torch.stack([logits, *ends] if self.average_source else ends)
-        return ensemble_logit(stack) / self.temperature
+            mean = ends[0] - ends[0].mean(-1, keepdim=True)
+        else:
+            mean = ensemble_logit(torch.stack([logits, *ends] if self.average_source else ends))
+        return calibrated(mean, logits, self.temperature, self.source_share)
 
 
 class OneStep(nn.Module):

@@ -1,4 +1,4 @@
-"""The one temperature that is best for a prediction."""
+"""The temperature that is best for a prediction, alone or with a share of another prediction's logits."""
 
 from __future__ import annotations
 
@@ -32,6 +32,55 @@ def fit_temperature(log_probs: Tensor, labels: Tensor) -> float:
             f"all of the {len(labels_B)} labels have probability zero, so no temperature is best; check them"
         )
     return 1.0 / _least_nll((log_probs_BK - own_B[:, None])[possible_B])
+
+
+def fit_share(log_probs: Tensor, source: Tensor, labels: Tensor) -> tuple[float, float]:
+    """The T and w for which softmax((log_probs + w·source) / T) has the least NLL; T is above 0.
+
+    `source` is another prediction (B, K) for the same images, as logits or log-probabilities. The NLL is
+    convex in 1/T and w/T. Where the least is not at a T in [0.01, 100], it is `fit_temperature`'s, and w 0.
+
+    >>> draws = torch.Generator().manual_seed(0)
+    >>> truth, source = torch.randn(2, 20_000, 3, generator=draws)
+    >>> labels = torch.multinomial(truth.softmax(1), 1, generator=draws)[:, 0]
+    >>> temperature, share = fit_share(2 * (truth + source), source, labels)  # the truth and more, twice
+    >>> round(temperature, 1), round(share, 1)
+    (2.0, -2.0)
+    """
+    log_probs_BK, labels_B = checked(log_probs, labels, normalised=False)
+    source_BK = checked(source, labels, normalised=False)[0]
+    alone = fit_temperature(log_probs, labels)
+    both_BKP = torch.stack([log_probs_BK, source_BK], -1)
+    margin_BKP = both_BKP - both_BKP.gather(1, labels_B[:, None, None].expand(-1, 1, 2))
+    if not margin_BKP.isfinite().all():
+        return alone, 0.0
+    low, high = INVERSE_TEMPERATURE_RANGE
+    inverse, weight = _least_nll_of_two(margin_BKP, torch.tensor([1 / alone, 0.0]).to(margin_BKP)).tolist()
+    return (1 / inverse, weight / inverse) if low <= inverse <= high else (alone, 0.0)
+
+
+def _least_nll_of_two(margin_BKP: Tensor, start_P: Tensor) -> Tensor:
+    """The x that minimises f(x) = mean over B of log Σ_k exp(margin_k · x): Newton, in steps that go down."""
+
+    def loss(x_P: Tensor) -> Tensor:
+        return (margin_BKP @ x_P).logsumexp(1).mean()
+
+    x_P = start_P
+    for _ in range(100):
+        probs_BK1 = (margin_BKP @ x_P).softmax(1)[..., None]
+        mean_BP = (probs_BK1 * margin_BKP).sum(1)
+        slope_P = mean_BP.mean(0)
+        away_BKP = margin_BKP - mean_BP[:, None]
+        curvature_PP = torch.einsum("bkp,bkq->pq", probs_BK1 * away_BKP, away_BKP) / len(margin_BKP)
+        ridge = 1e-12 * curvature_PP.trace() + torch.finfo(x_P.dtype).tiny
+        step_P = torch.linalg.solve(curvature_PP + ridge * torch.eye(2).to(x_P), slope_P)
+        here = loss(x_P)
+        while loss(x_P - step_P) > here and step_P.abs().max() > 1e-9:
+            step_P = step_P / 2
+        x_P = x_P - step_P
+        if step_P.abs().max() <= 1e-9:
+            break
+    return x_P
 
 
 def _least_nll(margin_BK: Tensor) -> float:

@@ -43,11 +43,12 @@ def _what(fast: FastEnsemble, description: Description) -> str:
     steps = max(bridge.steps for bridge in bridges)
     stands = "its source alone, as a control" if fast.members == 1 else f"{fast.members} networks"
     mean = "the source and the bridges" if fast.average_source else "the bridges"
+    share = f", with {fast.source_share:+.3g} of the source's own logits," if fast.source_share else ","
     return (
         f"An ensbridge `FastEnsemble`: a source network (`{_text(description.source.name)}`) that runs once, "
         f"and {_count(len(bridges), kind)} of {_count(steps, 'step')} from its feature "
         f"`{_text(fast.feature)}` towards the prediction of {stands}. The softmax of its output is the mean "
-        f"over {mean}, at temperature {fast.temperature:g}."
+        f"over {mean}{share} at temperature {fast.temperature:g}."
     )
 
 

@@ -108,6 +108,7 @@ class Description:
     sha256: str  # of the weights' file that belongs to this description
     tied: dict[str, str] = field(default_factory=dict)  # tensors that lie in the file under another's name
     facts: Facts = Facts()
+    source_share: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.members <= MOST_MEMBERS:
@@ -133,6 +134,7 @@ class Description:
             sha256=sha256,
             tied=dict(tied),
             facts=facts,
+            source_share=fast.source_share,
         )
         return read(cls, json.loads(raw.to_json()), "this model")
 
@@ -169,6 +171,7 @@ class Description:
                 [bridge.assemble(net) for bridge, net in zip(self.bridges, networks, strict=True)],
                 self.feature,
                 temperature=self.temperature,
+                source_share=self.source_share,
                 members=self.members,
                 average_source=self.average_source,
                 **vars(self.facts),
