@@ -277,10 +277,11 @@ def _train(
         begun = _epochs_begun(run_dir)
         config = replace(config, epochs=begun or epochs_within(minutes, methods, data, config))
         length = f"{config.epochs:g} epochs on the {data.images.device}"
+        allowed = f"{minutes:g} minute{'' if minutes == 1 else 's'}"
         if begun is None:
-            say(f"training for {length}, about {minutes:g} minutes")
+            say(f"training for {length}, about {allowed}")
         else:
-            say(f"going on with a training of {length}, for {minutes:g} minutes at most")
+            say(f"going on with a training of {length}, for {allowed} at most")
         deadline = time.monotonic() + 60 * LEEWAY * minutes
     with progress_bars(quiet) as bars:
         progress = _counted(bars.stage, config.total_steps(len(data)))
