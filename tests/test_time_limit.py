@@ -69,7 +69,7 @@ def test_a_machine_that_stays_as_it_is_trains_as_many_epochs_as_fit(
     fast = compressed(max_minutes=1)
     assert clock.steps == TRIAL + FORECAST
     said = capsys.readouterr().err
-    assert f"training for {FORECAST / 2} epochs on the cpu, about 1 minutes" in said
+    assert f"training for {FORECAST / 2} epochs on the cpu, about 1 minute" in said
     assert "time is up" not in said
     assert fast(IMAGES).equal(compressed(epochs=FORECAST / 2)(IMAGES))
 
@@ -114,7 +114,7 @@ def test_the_call_repeated_goes_on_until_the_epochs_of_the_first_are_done(
         assert f"{where}, so that the model is as trained so far; repeat the call to go on" in said
     done = compressed(max_minutes=1, run_dir=tmp_path)
     said = capsys.readouterr().err
-    assert "going on with a training of 9.5 epochs on the cpu, for 1 minutes at most" in said
+    assert "going on with a training of 9.5 epochs on the cpu, for 1 minute at most" in said
     assert "time is up" not in said
     again = compressed(max_minutes=5, run_dir=tmp_path)
     assert clock.steps == TRIAL + FORECAST
