@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("recipes", "report", "capturing", "exporting", "predicting", "serve", "compression", "zoo"),
     ("evaluation", "fast_ensemble", "fidelity", "inference", "robustness", "saving", "train"),
     ("methods",),
-    ("ensemble", "sampler", "nets", "data"),
+    ("ensemble", "calibration", "sampler", "nets", "data"),
     ("schedule", "metrics", "agreement", "cost", "devices", "scores", "files", "progress"),
     ("words",),
 )

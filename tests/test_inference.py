@@ -136,8 +136,9 @@ def test_several_bridges_of_several_kinds_and_the_source_among_them() -> None:
     straight = trained(MapScore(3, 8, 8, size=8))
     tokens = TokenScore(3, 8, 8)
     bridges = [Bridge(net, times=ONE) for net in (entered, straight, score(EXPANDED_FIRST))]
-    assert gap(model(*bridges).double(), _tiny.images().double()) < 1e-12
-    assert gap(model(bridges[0]).double(), _tiny.images().double()) < 1e-12
+    for share in (0.0, -0.4):
+        assert gap(model(*bridges, share=share).double(), _tiny.images().double()) < 1e-12
+        assert gap(model(bridges[0], share=share).double(), _tiny.images().double()) < 1e-12
     assert gap(model(tail, average_source=True).double(), _tiny.images().double()) < 1e-12
     vectors = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
     assert gap(FastEnsemble(vectors, [Bridge(tokens, times=ONE)], "1").eval(), _tiny.images()) < 1e-6

@@ -64,7 +64,7 @@ def test_what_was_saved_is_loaded_to_the_bit(name: str, tmp_path: Path) -> None:
     assert [each.dtype for each in loaded.buffers()] == [each.dtype for each in fast.buffers()]
     assert not any(module.training for module in loaded.modules())
     assert str(loaded) == str(fast)
-    kept = ("feature", "temperature", "members", "average_source")
+    kept = ("feature", "temperature", "source_share", "members", "average_source")
     assert [getattr(loaded, each) for each in kept] == [getattr(fast, each) for each in kept]
     for here, there in zip(fast.each_bridge(), loaded.each_bridge(), strict=True):
         assert vars(here).get("times") == vars(there).get("times")
@@ -244,6 +244,14 @@ def test_a_model_that_cannot_be_loaded_again_is_not_saved(tmp_path: Path) -> Non
 
 def card(place: Path) -> str:
     return (place / "README.md").read_text()
+
+
+def test_the_card_tells_how_the_model_was_calibrated(tmp_path: Path) -> None:
+    model().save(tmp_path / "a")
+    assert "is the mean over the bridges, at temperature 1." in card(tmp_path / "a")
+    model(temperature=0.8, source_share=-0.21).save(tmp_path / "b")
+    said = "is the mean over the bridges, with -0.21 of the source's own logits, at temperature 0.8."
+    assert said in card(tmp_path / "b")
 
 
 def test_the_card_counts_costs_and_says_that_nothing_was_measured(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ("temperature", 0, "temperature is 0.0; it must be above 0"),
     ("temperature", "1", 'temperature is "1", expected a finite number'),
     ("temperature", float("nan"), "expected a finite number"),
+    ("source_share", float("inf"), "expected a finite number"),
     ("temperature", float("inf"), "expected a finite number"),
     ("temperature", 10**400, "expected a finite number"),
     ("temperature", None, "temperature is null"),

@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ensbridge.calibration import calibrated, fit_calibration
 from ensbridge.data.augment import Augment
 from ensbridge.data.loader import Data, ImageSet, collect
 from ensbridge.devices import find_device
-from ensbridge.ensemble import Ensemble, calibrated, checked_members, member_groups, try_members
+from ensbridge.ensemble import Ensemble, checked_members, member_groups, try_members
 from ensbridge.evaluation import predict
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import read_json
 from ensbridge.methods.diffusion_bridge import BridgeConfig, DiffusionBridge
 from ensbridge.methods.method import Together
-from ensbridge.metrics import fit_share, fit_temperature, nll, nll_per_image, standard_error
+from ensbridge.metrics import fit_temperature, nll
 from ensbridge.nets.preprocessed import Preprocess, with_preprocessing
 from ensbridge.nets.site import Site, choose_site
 from ensbridge.nets.tap import find_module, read_logits
@@ -41,7 +42,7 @@ MINUTES = 1.5  # how long it trains unless the user says; with the rest, about t
 TEMPERATURES = (2.0, 4.0)  # how far the source may be trusted; labelled validation images choose
 LEEWAY = 1.1  # by how much training may take longer than that
 EMA = 0.995
-TRIED, FEWEST_TO_CALIBRATE, FEWEST_TO_SHARE = 8, 20, 100  # images
+TRIED, FEWEST_TO_CALIBRATE = 8, 20  # images
 
 
 def compress(
@@ -325,37 +326,11 @@ def _selected(
     if calibrate and (len(val) < FEWEST_TO_CALIBRATE or not 0.02 < fitted < 50):
         say(f"not calibrated: {len(val)} validation images gave a temperature of {fitted:.3g}; give more")
     elif calibrate:
-        fast.temperature = fitted
         source = predict(fast.source, val)
-        if _shared(log_probs[best], source, val.labels):
-            fast.temperature, fast.source_share = fit_share(log_probs[best], source, val.labels)
-        own = fast.temperature, fast.source_share
-        after = _calibrated_nll(log_probs[best], source, val.labels, *own).mean()
+        fast.temperature, fast.source_share = fit_calibration(log_probs[best], source, val.labels)
+        own = calibrated(log_probs[best], source, fast.temperature, fast.source_share)
+        after = nll(own.log_softmax(-1), val.labels)
         share = f" and {fast.source_share:+.3f} of the source's logits" if fast.source_share else ""
         change = f"validation NLL {losses[best]:.4f} before, {after:.4f} after"
         say(f"calibrated by a temperature of {fast.temperature:.3f}{share}: {change}")
     return fast
-
-
-def _shared(log_probs: Tensor, source: Tensor, labels: Tensor) -> bool:
-    """Whether a share of the source's logits gains more than a standard error on images it was not fitted on.
-
-    It is fitted on every other image and tried on the rest, both ways round.
-    """
-    if len(labels) < FEWEST_TO_SHARE:
-        return False
-    gains = []
-    halves = slice(0, None, 2), slice(1, None, 2)
-    for here, there in (halves, halves[::-1]):
-        held = log_probs[there], source[there], labels[there]
-        alone = _calibrated_nll(*held, fit_temperature(log_probs[here], labels[here]), 0.0)
-        gains.append(alone - _calibrated_nll(*held, *fit_share(log_probs[here], source[here], labels[here])))
-    gain = torch.cat(gains)
-    return gain.mean().item() > standard_error(gain)
-
-
-def _calibrated_nll(
-    log_probs: Tensor, source: Tensor, labels: Tensor, temperature: float, share: float
-) -> Tensor:
-    """The NLL of each image."""
-    return nll_per_image(calibrated(log_probs, source, temperature, share).log_softmax(-1), labels)

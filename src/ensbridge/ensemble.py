@@ -41,17 +41,6 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def calibrated(logits: Tensor, source: Tensor, temperature: float, source_share: float) -> Tensor:
-    """Logits (B, K) with a share of the source's own, which are centred as they are, over the temperature.
-
-    >>> calibrated(torch.tensor([[2.0, -2.0]]), torch.tensor([[3.0, 1.0]]), 2.0, 0.5)
-    tensor([[ 1.2500, -1.2500]])
-    """
-    if source_share:
-        logits = logits + source_share * (source - source.mean(-1, keepdim=True))
-    return logits / temperature
-
-
 def member_groups(members: int, bridges: int) -> list[tuple[int, ...]]:
     """Deal members to bridges that share the first as their source, in order and as evenly as possible.
 

@@ -21,6 +21,11 @@ from ensbridge.scores import Bin, Method, Reliability, Row, Scores, control_of
 from ensbridge.train.engine import Engine
 
 Data = ImageSet | tuple[Tensor, Tensor]
+Advance = Callable[[int], None]  # hears how many images a network has just answered
+
+
+def unheard(images: int) -> None:
+    """Tell nobody."""
 
 
 class Aim(NamedTuple):
@@ -82,12 +87,9 @@ class Ruler:
         batch_size: int = 256,
         engine: Engine | None = None,
         ladder: list[Tensor] | None = None,
-        advance: Callable[[int], None] | None = None,
+        advance: Advance = unheard,
     ) -> None:
-        """Run every member, unless their `ladder` on the test split is known.
-
-        `advance` hears of the images that a network has just answered.
-        """
+        """Run every member, unless their `ladder` on the test split is known."""
         self.reference, self.batch_size, self.engine, self.advance = reference, batch_size, engine, advance
         self.target = len(reference) if target is None else target
         if not 1 <= self.target <= len(reference):
@@ -175,12 +177,11 @@ def predict(
     data: ImageSet,
     batch_size: int = 256,
     engine: Engine | None = None,
-    advance: Callable[[int], None] | None = None,
+    advance: Advance = unheard,
 ) -> Tensor:
     """Log-probabilities (N, K) of a whole set, in evaluation mode and at least float32.
 
-    With an `engine` several processes share the batches, and each gets all of the answer. `advance` hears how
-    many images were just answered.
+    With an `engine` several processes share the batches, and each gets all of the answer.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> predict(net, ImageSet(torch.rand(5, 1, 2, 2))).shape
@@ -212,12 +213,15 @@ def predict_ladder(
     data: ImageSet,
     batch_size: int = 256,
     engine: Engine | None = None,
-    advance: Callable[[int], None] | None = None,
+    advance: Advance = unheard,
 ) -> list[Tensor]:
     """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
     ensemble.eval()
-    told = (lambda images: advance(images * len(ensemble))) if advance else None
-    logits = _in_batches(ensemble.member_logits, data, batch_size, engine, told, dim=1)
+
+    def each(images: int) -> None:
+        advance(images * len(ensemble))
+
+    logits = _in_batches(ensemble.member_logits, data, batch_size, engine, each, dim=1)
     return [ensemble_logit(logits[:count]).log_softmax(-1) for count in range(1, len(ensemble) + 1)]
 
 
@@ -226,7 +230,7 @@ def _in_batches(
     data: ImageSet,
     size: int,
     engine: Engine | None,
-    advance: Callable[[int], None] | None,
+    advance: Advance,
     dim: int = 0,
 ) -> Tensor:
     """`run` of every batch, joined along `dim`; `advance` hears of all images, those of others at the end."""
@@ -236,15 +240,13 @@ def _in_batches(
         nonlocal others
         answer = run(images)
         others -= len(images)
-        if advance:
-            advance(len(images))
+        advance(len(images))
         return answer
 
     if engine is None:
         return torch.cat([heard(images) for images, _ in data.batches(size)], dim=dim)
     whole = engine.in_batches(heard, data, size, dim)
-    if advance and others:
-        advance(others)
+    advance(others)
     return whole
 
 

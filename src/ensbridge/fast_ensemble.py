@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ensbridge.calibration import calibrated
 from ensbridge.data.loader import Data
-from ensbridge.ensemble import Ensemble, at_least_float32, calibrated, ensemble_logit
+from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.methods.bridge_network import BridgeNetwork, FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, DiffusionBridge
 from ensbridge.nets.preprocessed import Preprocess

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from ensbridge.ensemble import at_least_float32, calibrated, ensemble_logit
+from ensbridge.calibration import calibrated
+from ensbridge.ensemble import at_least_float32, ensemble_logit
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods.bridge_network import FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge

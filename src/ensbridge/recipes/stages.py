@@ -77,13 +77,11 @@ def make_bridges(run: Experiment, ensemble: Ensemble, distill: bool = True) -> M
             models |= [_several(recipe.members, one_step, places)]
         averaged = FastEnsemble.of(*(straight[slug(place, target)] for place in places))
         models[f"+{len(places)} DBN (KL)"] = averaged, towards_target
-    for mark, bridges in (("", one_step), (" (KL)", straight)):
-        if bridges:
-            models[f"control{mark}"] = FastEnsemble.of(bridges[control]), alone
-    for mark, bridges in (("", one_step), (" (KL)", straight)):
-        if bridges and len(places) > 1:
-            averaged = FastEnsemble.of(*(bridges[slug(place, CONTROL)] for place in places))
-            models[f"+{len(places)} control{mark}"] = averaged, alone
+    for count in dict.fromkeys((1, len(places))):
+        for mark, bridges in (("", one_step), (" (KL)", straight)):
+            if bridges:
+                averaged = FastEnsemble.of(*(bridges[slug(place, CONTROL)] for place in places[:count]))
+                models[f"+{count} control{mark}".removeprefix("+1 ")] = averaged, alone
     return models
 
 
