@@ -31,6 +31,9 @@ NAMES = {
     "+2 DBN (KL, DE-5), both T = 2": "+2 DBN (KL, DE-5)",
     "ED (DE-3)": "ED",
     "EnD² (DE-3)": "EnD²",
+    "+2 BN small (DE-3)": "+2 BN small",
+    "+4 BN small (DE-5)": "+4 BN small",
+    "+2 BN medium (DE-3)": "+2 BN medium",
 }
 
 
@@ -105,6 +108,8 @@ def test_the_readme_says_what_was_measured() -> None:
     assert two["nll"]["mean"] < ROWS["DE-5"]["nll"]["mean"]
     students = [f"{ROWS[name]['dee']['mean']:.2f}" for name in ("ED", "EnD²")]
     assert f"ED and EnD², have the NLL of {' and '.join(students)}" in text
+    medium = ROWS["+2 BN medium"]
+    assert f"at ×{medium['macs_ratio']:.3f} that of {medium['dee']['mean']:.2f}" in text
     second, members = (
         f"{SECOND[name]['acc']['mean']:.2f} %, NLL {SECOND[name]['nll']['mean']:.3f}"
         for name in ("+1 DBN (KL, T = 4)", "DE-3")
