@@ -23,10 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from ensbridge.answers import predict
 from ensbridge.data import Augment, ImageSet, load_digits
 from ensbridge.data.digits import NOISE
 from ensbridge.ensemble import Ensemble, ensemble_logit
-from ensbridge.evaluation import predict
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
     BezierCurve,

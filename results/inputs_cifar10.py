@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from run_cifar import CONTROL, CROP, DEVICE, load, load_control, load_members
 
+from ensbridge.answers import predict
 from ensbridge.data import Augment, ImageSet
-from ensbridge.evaluation import predict
 from ensbridge.metrics import kl_per_image, standard_error
 from ensbridge.saving import load as load_model
 

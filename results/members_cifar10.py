@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from run_cifar import DEVICE, load, load_members
 
+from ensbridge.answers import predict
 from ensbridge.ensemble import ensemble_logit
-from ensbridge.evaluation import predict
 from ensbridge.metrics import accuracy, kl_per_image, nll, standard_error
 
 

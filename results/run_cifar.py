@@ -30,9 +30,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from ensbridge.answers import predict, predict_each
 from ensbridge.data import Augment, ImageSet, Splits
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import Aim, evaluate, predict
+from ensbridge.evaluation import Aim, evaluate
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
     Bridge,
@@ -189,7 +190,8 @@ def measure(
         )
         print(f"\n{part}\n{scores.table()}", flush=True)
         (out / f"{prefix}-{part}.json").write_text(scores.to_json())
-        log_probs = {name: predict(model, held, 1000).half().cpu().numpy() for name, model in models.items()}
+        answers = predict_each(models, held, 1000)
+        log_probs = {name: each.half().cpu().numpy() for name, each in answers.items()}
         np.savez_compressed(out / f"{prefix}-{part}.npz", **log_probs)
 
 

@@ -16,9 +16,9 @@ import torch
 from run_cifar import DEVICE, load
 from torch import Tensor, nn
 
+from ensbridge.answers import predict
 from ensbridge.calibration import calibrated
 from ensbridge.data import ImageSet
-from ensbridge.evaluation import predict
 from ensbridge.files import read_json
 from ensbridge.metrics import accuracy, fit_share, fit_temperature, nll, nll_per_image, standard_error
 from ensbridge.recipes import Plan

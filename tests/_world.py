@@ -25,9 +25,10 @@ from torch import Tensor, nn
 import _recipe
 import _runs
 import _tiny
+from ensbridge.answers import predict
 from ensbridge.data import Augment, ImageSet
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import evaluate, predict
+from ensbridge.evaluation import evaluate
 from ensbridge.methods import AbstractMethod, Batch, BridgeConfig, DiffusionBridge, StepDistillation
 from ensbridge.recipes import evaluate_run, experiment, train_recipe
 from ensbridge.train import FitConfig, fit

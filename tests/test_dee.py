@@ -115,6 +115,16 @@ def test_the_error_repeats_with_its_seed() -> None:
 def test_without_a_distance_there_is_no_gap() -> None:
     assert gap_closed([0.5, 0.25], [0.1, 0.1], [0.25, 0.5]) == (None, None)
     assert gap_closed([0.5, math.inf], [0.1, 0.1], [0.25, 0.5]) == (None, None)
+    worse = gap_closed([0.3, 0.3], [0.9, 0.9], [0.6, 0.6])
+    assert worse == (None, None)  # else a model worse than both would have closed it twice over
+
+
+def test_members_that_are_one_network_are_no_ladder() -> None:
+    same = [0.3, 0.3 - 1e-9, 0.3 + 1e-9]  # rounding of one and the same prediction
+    assert deep_ensemble_equivalent(0.4, same) == 0.0
+    assert deep_ensemble_equivalent(0.3, same) == 1.0
+    assert format_dee(0.2, same) == ">3"
+    assert gap_closed([0.3, 0.4], [0.9, 0.9], [0.3 - 1e-9, 0.4]) == (None, None)
 
 
 def test_a_resample_without_a_distance_is_left_out() -> None:

@@ -31,10 +31,11 @@ from _tables import (
     table,
     temperature_by_hand,
 )
+from ensbridge.answers import predict
 from ensbridge.cost import count_macs, count_params
 from ensbridge.data import ImageSet
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import Aim, environment, evaluate, predict
+from ensbridge.evaluation import Aim, environment, evaluate
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge, DiffusionBridge
 from ensbridge.metrics import gap_closed

@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("benching",),
     ("recipes", "report", "capturing", "exporting", "predicting", "serve", "compression", "zoo"),
-    ("evaluation", "fast_ensemble", "fidelity", "inference", "robustness", "saving", "train"),
+    ("answers", "evaluation", "fast_ensemble", "fidelity", "inference", "robustness", "saving", "train"),
     ("methods",),
     ("ensemble", "calibration", "sampler", "nets", "data"),
     ("schedule", "metrics", "agreement", "cost", "devices", "scores", "files", "progress"),

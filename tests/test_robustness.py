@@ -147,7 +147,7 @@ def test_other_weights_settings_temperatures_and_images_are_measured_anew(
     options: dict[str, Any] = {"severities": [1], "corruptions": ["fog"], "keep": keep}
 
     def runs_of(model: nn.Module, where: Path = folder, **more: Any) -> int:
-        runs = counted({"x": model})
+        runs = counted({"x": model.source if isinstance(model, FastEnsemble) else model})
         (row,) = measure_corrupted({"x": model}, where, **{**options, **more})
         (plain,) = measure_corrupted({"x": model}, where, **{**options, **more, "keep": None})
         assert row == plain

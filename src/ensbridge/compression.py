@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ensbridge.answers import predict_each
 from ensbridge.calibration import calibrated, fit_calibration
 from ensbridge.data.augment import Augment
 from ensbridge.data.loader import Data, ImageSet, collect
 from ensbridge.devices import find_device
 from ensbridge.ensemble import Ensemble, checked_members, member_groups, try_members
-from ensbridge.evaluation import predict
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import read_json
 from ensbridge.methods.diffusion_bridge import BridgeConfig, DiffusionBridge
@@ -316,7 +316,8 @@ def _selected(
     if val is None or val.labels is None:
         say("there are no labelled validation images, so nothing was chosen or calibrated on any")
         return found[0]
-    log_probs = [predict(fast, val) for fast in found]
+    several: dict[str, nn.Module] = {str(number): fast for number, fast in enumerate(found)}
+    *log_probs, source = predict_each({**several, "source": found[0].source}, val).values()
     losses = [nll(each, val.labels) for each in log_probs]
     best = min(range(len(found)), key=losses.__getitem__)
     fast = found[best]
@@ -326,7 +327,6 @@ def _selected(
     if calibrate and (len(val) < FEWEST_TO_CALIBRATE or not 0.02 < fitted < 50):
         say(f"not calibrated: {len(val)} validation images gave a temperature of {fitted:.3g}; give more")
     elif calibrate:
-        source = predict(fast.source, val)
         fast.temperature, fast.source_share = fit_calibration(log_probs[best], source, val.labels)
         own = calibrated(log_probs[best], source, fast.temperature, fast.source_share)
         after = nll(own.log_softmax(-1), val.labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,20 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge import metrics
+from ensbridge.answers import Advance, predict_each, predict_ladder, unheard
 from ensbridge.cost import count_macs, count_params
 from ensbridge.data.loader import ImageSet, as_image_set
-from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
+from ensbridge.ensemble import Ensemble
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.nets.tap import read_logits
 from ensbridge.scores import Bin, Method, Reliability, Row, Scores, control_of
 from ensbridge.train.engine import Engine
 
 Data = ImageSet | tuple[Tensor, Tensor]
-Advance = Callable[[int], None]  # hears how many images a network has just answered
-
-
-def unheard(images: int) -> None:
-    """Tell nobody."""
 
 
 class Aim(NamedTuple):
@@ -119,22 +114,33 @@ class Ruler:
         for name in aims or {}:
             if name not in models:
                 raise ValueError(f"aims names {name!r}; the models are {', '.join(models)}")
+        rungs = {name: _rung(model, self.reference) for name, model in models.items()}
+        others = {name: model for name, model in models.items() if not rungs[name]}
+        new = {name: model for name, model in others.items() if name not in known}
+        answers = {**known, **self._predict(new, self.test)}
+        temperatures = self._temperatures(others, {*rungs.values()} - {0})
         rows: dict[str, Row] = {}
         nlls: dict[str, Tensor] = {}
         for name, model in models.items():
-            rung = _rung(model, self.reference)
-            if rung:
-                log_probs = self.ladder[rung - 1]
-            else:
-                log_probs = self._predict(model, self.test) if name not in known else known[name]
+            rung = rungs[name]
+            log_probs = self.ladder[rung - 1] if rung else answers[name]
+            temperature = temperatures.get(rung or name)
             nlls[name] = metrics.nll_per_image(log_probs, self.labels)
-            rows[name] = self._row(name, model, (aims or {}).get(name), log_probs, nlls[name], rung)
+            aim = (aims or {}).get(name)
+            rows[name] = self._row(name, model, aim, log_probs, nlls[name], rung, temperature)
         return tuple(_beside_control(row, rows, nlls) for row in rows.values())
 
     def _row(
-        self, name: str, model: nn.Module, aim: Aim | None, log_probs: Tensor, own: Tensor, rung: int
+        self,
+        name: str,
+        model: nn.Module,
+        aim: Aim | None,
+        log_probs: Tensor,
+        own: Tensor,
+        rung: int,
+        temperature: float | None,
     ) -> Row:
-        temperature, size = self._temperature(model, rung), self.target
+        size = self.target
         gap, error = None, None
         if not rung and size > 1:
             gap, error = metrics.gap_closed(self.nlls[0].numpy(), own.numpy(), self.nlls[size - 1].numpy())
@@ -161,38 +167,16 @@ class Ruler:
             reliability=reliability,
         )
 
-    def _temperature(self, model: nn.Module, rung: int) -> float | None:
+    def _temperatures(self, models: Mapping[str, nn.Module], sizes: set[int]) -> dict[str | int, float]:
+        """What calibrates each model, and the reference in each of the sizes; without validation nothing."""
         if self.val is None or self.val_ladder is None or self.val_labels is None:
-            return None
-        log_probs = self.val_ladder[rung - 1] if rung else self._predict(model, self.val)
-        return metrics.fit_temperature(log_probs, self.val_labels)
+            return {}
+        answers: dict[str | int, Tensor] = {size: self.val_ladder[size - 1] for size in sizes}
+        answers |= self._predict(models, self.val)
+        return {key: metrics.fit_temperature(each, self.val_labels) for key, each in answers.items()}
 
-    def _predict(self, model: nn.Module, data: ImageSet) -> Tensor:
-        return predict(model, data, self.batch_size, self.engine, self.advance)
-
-
-@torch.no_grad()
-def predict(
-    model: nn.Module,
-    data: ImageSet,
-    batch_size: int = 256,
-    engine: Engine | None = None,
-    advance: Advance = unheard,
-) -> Tensor:
-    """Log-probabilities (N, K) of a whole set, in evaluation mode and at least float32.
-
-    With an `engine` several processes share the batches, and each gets all of the answer.
-
-    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    >>> predict(net, ImageSet(torch.rand(5, 1, 2, 2))).shape
-    torch.Size([5, 3])
-    """
-    model.eval()
-
-    def run(images: Tensor) -> Tensor:
-        return at_least_float32(read_logits(model(images))).log_softmax(-1)
-
-    return _in_batches(run, data, batch_size, engine, advance)
+    def _predict(self, models: Mapping[str, nn.Module], data: ImageSet) -> dict[str, Tensor]:
+        return predict_each(models, data, self.batch_size, self.engine, self.advance)
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, str]:
@@ -205,49 +189,6 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
         "device": f"{torch.device(device).type} ({name})",
         "threads": str(torch.get_num_threads()),
     }
-
-
-@torch.no_grad()
-def predict_ladder(
-    ensemble: Ensemble,
-    data: ImageSet,
-    batch_size: int = 256,
-    engine: Engine | None = None,
-    advance: Advance = unheard,
-) -> list[Tensor]:
-    """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
-    ensemble.eval()
-
-    def each(images: int) -> None:
-        advance(images * len(ensemble))
-
-    logits = _in_batches(ensemble.member_logits, data, batch_size, engine, each, dim=1)
-    return [ensemble_logit(logits[:count]).log_softmax(-1) for count in range(1, len(ensemble) + 1)]
-
-
-def _in_batches(
-    run: Callable[[Tensor], Tensor],
-    data: ImageSet,
-    size: int,
-    engine: Engine | None,
-    advance: Advance,
-    dim: int = 0,
-) -> Tensor:
-    """`run` of every batch, joined along `dim`; `advance` hears of all images, those of others at the end."""
-    others = len(data)
-
-    def heard(images: Tensor) -> Tensor:
-        nonlocal others
-        answer = run(images)
-        others -= len(images)
-        advance(len(images))
-        return answer
-
-    if engine is None:
-        return torch.cat([heard(images) for images, _ in data.batches(size)], dim=dim)
-    whole = engine.in_batches(heard, data, size, dim)
-    advance(others)
-    return whole
 
 
 def _cost(model: nn.Module, image: Tensor, one: nn.Module) -> dict[str, Any]:

@@ -118,9 +118,12 @@ class FastEnsemble(nn.Module):
         """Logits (B, K) and, from the same pass, the source's own: where they part, the members disagree."""
         logits, feature = run_tapped(self.source, images, self.feature)
         logits = at_least_float32(logits)
-        ends = [bridge(feature, logits) for bridge in self.bridges]
-        mean = ensemble_logit(torch.stack([logits, *ends] if self.average_source else ends))
-        return calibrated(mean, logits, self.temperature, self.source_share), logits
+        return self.combine(logits, [bridge(feature, logits) for bridge in self.bridges]), logits
+
+    def combine(self, logits: Tensor, ends: Sequence[Tensor]) -> Tensor:
+        """Logits (B, K) from the source's own, at least float32, and what each bridge made of them."""
+        mean = ensemble_logit(torch.stack([logits, *ends] if self.average_source else [*ends]))
+        return calibrated(mean, logits, self.temperature, self.source_share)
 
     def save(
         self,

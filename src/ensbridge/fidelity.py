@@ -10,10 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ensbridge.answers import predict, predict_ladder
 from ensbridge.cost import count_macs
 from ensbridge.data.loader import Data, ImageSet, collect
 from ensbridge.ensemble import Ensemble, checked_members, try_members, try_network
-from ensbridge.evaluation import Ruler, predict, predict_ladder
+from ensbridge.evaluation import Ruler
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.metrics import (
     fit_temperature,

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ensbridge.answers import answer_each
 from ensbridge.data.cifar import corruptions_in, read_corrupted
 from ensbridge.data.corruptions import CORRUPTIONS, SEVERITIES
 from ensbridge.data.corruptions.write import MANIFEST, check_severities
 from ensbridge.data.loader import ImageSet, as_image_set
-from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit, stack_logits, weights_digest
+from ensbridge.ensemble import weights_digest
 from ensbridge.files import open_folder, read_json, write_atomically
 from ensbridge.metrics import MetricStream
-from ensbridge.nets.tap import read_logits
 from ensbridge.scores import CorruptedRow, CorruptedSet, Scores, parse_corrupted
 
 Stage = Callable[[str, int], Callable[[int], None]]  # such as `stage` of the progress bars
@@ -130,7 +130,7 @@ def _measure(
     streams = {name: MetricStream(temperature=temperatures.get(name, 1.0)) for name in models}
     for batch, labels in images.batches(batch_size) if models else ():
         assert labels is not None
-        for name, log_probs in _log_probs(models, batch).items():
+        for name, log_probs in answer_each(models, batch).items():
             streams[name].update(log_probs, labels)
         advance(len(models) * len(batch))
     found: dict[str, dict[str, Any]] = {}
@@ -139,25 +139,6 @@ def _measure(
         found[name] = {"acc": 100 * each["acc"], **{key: each[key] for key in ("nll", "brier", "ece")}}
         found[name]["cnll"] = each["cnll"] if name in temperatures else None
     return found
-
-
-def _log_probs(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Tensor]:
-    """Log-probabilities (B, K) by model; a network that is a member of several ensembles runs once."""
-    seen: dict[nn.Module, Tensor] = {}
-
-    def run(net: nn.Module) -> Tensor:
-        if net not in seen:
-            seen[net] = at_least_float32(read_logits(net(images)))
-        return seen[net]
-
-    return {
-        name: (
-            ensemble_logit(stack_logits([run(member) for member in model.members]))
-            if isinstance(model, Ensemble)
-            else run(model)
-        ).log_softmax(-1)
-        for name, model in models.items()
-    }
 
 
 # ------------------------------------------------------------------------------------------ what is given

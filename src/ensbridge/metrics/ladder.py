@@ -9,13 +9,16 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import ArrayLike
 
+ROUNDING = 1e-6  # nats an image: ensembles that differ by less are equally good, such as those of one network
+
 
 def deep_ensemble_equivalent(nll: float, ladder: Sequence[float]) -> float:
     """DEE: how many members a deep ensemble needs for this NLL; `ladder` is the NLL of DE-1, DE-2, …, DE-M.
 
-    The ladder counts as its running minimum. Between two sizes DEE is linear in NLL, at a tie it is the
-    smallest size, above DE-1's NLL it is extrapolated below 1 (0 where the ladder has no slope to extrapolate
-    with), and below the whole ladder it is M, the most that was measured.
+    The ladder counts as its running minimum, in which a larger ensemble is better only beyond rounding.
+    Between two sizes DEE is linear in NLL, at a tie it is the smallest size, above DE-1's NLL it is
+    extrapolated below 1 (0 where the ladder has no slope to extrapolate with), and below the whole ladder it
+    is M, the most that was measured.
 
     >>> round(deep_ensemble_equivalent(0.25, [0.4, 0.3, 0.2]), 4)
     2.5
@@ -56,8 +59,8 @@ def gap_closed(
     """The share of the NLL distance from one member to the target that a model closes, with its error.
 
     Takes each image's NLL (B,) under the one member, the model and the target (say DE-3), on the same images.
-    The error is the standard deviation over paired bootstrap resamples of the images. Where one member and
-    the target are equally good, or an NLL is infinite, there is no such share: (None, None).
+    The error is the standard deviation over paired bootstrap resamples of the images. Where the target is no
+    better than one member, or an NLL is infinite, there is no such share: (None, None).
 
     >>> gap, error = gap_closed([0.4, 0.6, 0.8], [0.3, 0.4, 0.8], [0.2, 0.4, 0.6])
     >>> round(gap, 4), error > 0
@@ -76,7 +79,7 @@ def gap_closed(
     if not np.isfinite([one, model, target]).all():
         return None, None
     closed, whole = one - model, one - target
-    if whole.sum() == 0:
+    if whole.mean() <= ROUNDING:
         return None, None
     rng = np.random.default_rng(seed)
     gaps = []
@@ -98,4 +101,6 @@ def _running_minimum(nll: float, ladder: Sequence[float]) -> list[float]:
     for size, value in enumerate(ladder, start=1):
         if not math.isfinite(value):
             raise ValueError(f"the NLL of DE-{size} in the ladder is {value}; each must be finite")
-    return list(accumulate((float(value) for value in ladder), min))
+    return list(
+        accumulate(map(float, ladder), lambda best, value: value if value < best - ROUNDING else best)
+    )

@@ -1,0 +1,146 @@
+"""What models answer to a set of images: log-probabilities, in evaluation mode and at least float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.data.loader import ImageSet
+from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit, stack_logits
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.nets.tap import run_tapped
+from ensbridge.train.engine import Engine
+
+Advance = Callable[[int], None]  # hears how many images a network has just answered
+
+
+def unheard(images: int) -> None:
+    """Tell nobody."""
+
+
+def predict(
+    model: nn.Module,
+    data: ImageSet,
+    batch_size: int = 256,
+    engine: Engine | None = None,
+    advance: Advance = unheard,
+) -> Tensor:
+    """Log-probabilities (N, K) of a whole set.
+
+    With an `engine` several processes share the batches, and each gets all of the answer.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    >>> predict(net, ImageSet(torch.rand(5, 1, 2, 2))).shape
+    torch.Size([5, 3])
+    """
+    return predict_each({"model": model}, data, batch_size, engine, advance)["model"]
+
+
+@torch.no_grad()
+def predict_each(
+    models: Mapping[str, nn.Module],
+    data: ImageSet,
+    batch_size: int = 256,
+    engine: Engine | None = None,
+    advance: Advance = unheard,
+) -> dict[str, Tensor]:
+    """The same for several models at once: what they have in common, such as a source, runs once a batch."""
+    if not models:
+        return {}
+    for model in models.values():
+        model.eval()
+
+    def run(images: Tensor) -> Tensor:
+        answers = answer_each(models, images)
+        (first, classes), *others = ((name, each.shape[-1]) for name, each in answers.items())
+        for name, own in others:
+            if own != classes:
+                raise ValueError(
+                    f"{first!r} has {classes} classes, {name!r} {own}; compare models of the same"
+                )
+        return torch.stack(list(answers.values()))
+
+    def told(images: int) -> None:
+        advance(images * len(models))
+
+    return dict(zip(models, _in_batches(run, data, batch_size, engine, told, dim=1), strict=True))
+
+
+def answer_each(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Tensor]:
+    """Log-probabilities (B, K) of a batch by model; models are in evaluation mode.
+
+    A network that is a member or the source of several models runs once, and so does a bridge.
+    """
+    taps: dict[nn.Module, dict[str, None]] = {}  # what is read of each source, in order
+    for model in models.values():
+        if isinstance(model, FastEnsemble):
+            taps.setdefault(model.source, {})[model.feature] = None
+    passes: dict[nn.Module, tuple[Tensor, dict[str, Tensor]]] = {}
+    ends: dict[tuple[nn.Module, nn.Module, str], Tensor] = {}
+
+    def run(net: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+        if net not in passes:
+            logits, *tapped = run_tapped(net, images, *taps.get(net, ()))
+            passes[net] = at_least_float32(logits), dict(zip(taps.get(net, ()), tapped, strict=True))
+        return passes[net]
+
+    def cross(model: FastEnsemble, bridge: nn.Module) -> Tensor:
+        key = bridge, model.source, model.feature
+        if key not in ends:
+            logits, tapped = run(model.source)
+            ends[key] = bridge(tapped[model.feature], logits)
+        return ends[key]
+
+    def answer(model: nn.Module) -> Tensor:
+        if isinstance(model, Ensemble):
+            return ensemble_logit(stack_logits([run(member)[0] for member in model.members]))
+        if isinstance(model, FastEnsemble):
+            return model.combine(run(model.source)[0], [cross(model, bridge) for bridge in model.bridges])
+        return run(model)[0]
+
+    return {name: at_least_float32(answer(model)).log_softmax(-1) for name, model in models.items()}
+
+
+@torch.no_grad()
+def predict_ladder(
+    ensemble: Ensemble,
+    data: ImageSet,
+    batch_size: int = 256,
+    engine: Engine | None = None,
+    advance: Advance = unheard,
+) -> list[Tensor]:
+    """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
+    ensemble.eval()
+
+    def each(images: int) -> None:
+        advance(images * len(ensemble))
+
+    logits = _in_batches(ensemble.member_logits, data, batch_size, engine, each, dim=1)
+    return [ensemble_logit(logits[:count]).log_softmax(-1) for count in range(1, len(ensemble) + 1)]
+
+
+def _in_batches(
+    run: Callable[[Tensor], Tensor],
+    data: ImageSet,
+    size: int,
+    engine: Engine | None,
+    advance: Advance,
+    dim: int = 0,
+) -> Tensor:
+    """`run` of every batch, joined along `dim`; `advance` hears of all images, those of others at the end."""
+    others = len(data)
+
+    def heard(images: Tensor) -> Tensor:
+        nonlocal others
+        answer = run(images)
+        others -= len(images)
+        advance(len(images))
+        return answer
+
+    if engine is None:
+        return torch.cat([heard(images) for images, _ in data.batches(size)], dim=dim)
+    whole = engine.in_batches(heard, data, size, dim)
+    advance(others)
+    return whole
