@@ -2,23 +2,28 @@
 
     python results/source_share.py RUN...                 # folders of `ensbridge quickstart`
     python results/source_share.py --cifar10 DATA.npz     # the models of the zoo
+    python results/source_share.py --cifar10 DATA.npz --corrupted CIFAR-10-C [--images 1000]
 
 For each bridge of one step: accuracy and NLL as trained, with a temperature, and with temperature and share,
-the last one's gain in NLL image by image, and both numbers.
+the last one's gain in NLL image by image, and both numbers. Corrupted, the first so many images are taken,
+scores are means over the 19 corruptions, and both numbers are still those of clean images.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from run_cifar import DEVICE, load
 from torch import Tensor, nn
 
-from ensbridge.answers import predict
+from ensbridge.answers import predict_each
 from ensbridge.calibration import calibrated
 from ensbridge.data import ImageSet
+from ensbridge.data.cifar import read_corrupted
+from ensbridge.data.corruptions import CORRUPTIONS
 from ensbridge.files import read_json
 from ensbridge.metrics import accuracy, fit_share, fit_temperature, nll, nll_per_image, standard_error
 from ensbridge.recipes import Plan
@@ -27,26 +32,56 @@ from ensbridge.recipes.stages import make_bridges
 from ensbridge.recipes.threads import Silent
 from ensbridge.saving import load as load_model
 
+Test = tuple[
+    str, ImageSet, int
+]  # what its lines are called, images, and how many times each of them is there
 
-def show(name: str, model: nn.Module, source: nn.Module, val: ImageSet, test: ImageSet) -> None:
-    """A line of the table."""
-    (own, theirs), (seen, source_seen) = (
-        [predict(net, part, 500) for net in (model, source)] for part in (val, test)
-    )
+
+def show(models: Mapping[str, nn.Module], source: nn.Module, val: ImageSet, tests: Iterable[Test]) -> None:
+    """Lines of the table: bridges of one source on each of the test sets."""
+    everything = {**models, "source": source}
+    held = predict_each(everything, val, 500)
     assert val.labels is not None
-    assert test.labels is not None
-    settings = (1.0, 0.0), (fit_temperature(own, val.labels), 0.0), fit_share(own, theirs, val.labels)
-    found: list[Tensor] = [calibrated(seen, source_seen, *setting).log_softmax(-1) for setting in settings]
-    scores = [f"{100 * accuracy(each, test.labels):.2f} / {nll(each, test.labels):.4f}" for each in found]
-    gain = nll_per_image(found[1], test.labels) - nll_per_image(found[2], test.labels)
-    words = f"{gain.mean():.4f} ± {standard_error(gain):.4f}", f"{settings[2][0]:.3f}, {settings[2][1]:+.3f}"
-    print("| " + " | ".join([name, *scores, *words]) + " |", flush=True)
+    settings = {
+        name: (
+            (1.0, 0.0),
+            (fit_temperature(held[name], val.labels), 0.0),
+            fit_share(held[name], held["source"], val.labels),
+        )
+        for name in models
+    }
+    for what, test, times in tests:
+        seen = predict_each(everything, test, 500)
+        assert test.labels is not None
+        for name in models:
+            found = [calibrated(seen[name], seen["source"], *each).log_softmax(-1) for each in settings[name]]
+            print(line(f"{name}{what}", found, test.labels, times, settings[name][-1]), flush=True)
+
+
+def line(name: str, found: list[Tensor], labels: Tensor, times: int, fitted: tuple[float, float]) -> str:
+    """Scores of the three, and the gain of the last over the second with its error over images."""
+    scores = [f"{100 * accuracy(each, labels):.2f} / {nll(each, labels):.4f}" for each in found]
+    gains = nll_per_image(found[1], labels) - nll_per_image(found[2], labels)
+    gain = gains.view(times, -1).mean(0)  # an image under several corruptions is one image
+    words = f"{gain.mean():.4f} ± {standard_error(gain):.4f}", f"{fitted[0]:.3f}, {fitted[1]:+.3f}"
+    return "| " + " | ".join([name, *scores, *words]) + " |"
+
+
+def corrupted(folder: Path, images: int) -> Iterable[Test]:
+    """The first images under every corruption, by severity."""
+    for severity in (1, 3, 5):
+        parts = [read_corrupted(folder, each, severity) for each in CORRUPTIONS]
+        labels = [part.labels[:images] for part in parts if part.labels is not None]
+        together = ImageSet(torch.cat([part.images[:images] for part in parts]), torch.cat(labels))
+        yield f", severity {severity}", together.to(DEVICE), len(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="*")
     parser.add_argument("--cifar10", type=Path)
+    parser.add_argument("--corrupted", type=Path)
+    parser.add_argument("--images", type=int, default=1000)
     options = parser.parse_args()
     print("| test | as trained | temperature | and share | gain in NLL | T, share |\n" + "|---" * 6 + "|")
     for folder in options.runs:
@@ -54,14 +89,18 @@ def main() -> None:
         recipe = plan.recipe()
         run = Experiment(recipe, folder, seed, recipe.load(), Silent(), train=False)
         ensemble = make_members(run)
-        for name, (model, _) in make_bridges(run, ensemble).items():
-            if "steps" not in name:
-                show(f"{folder} {name}", model, ensemble.source, run.data.val, run.data.test)
+        bridges = {
+            f"{folder} {name}": model
+            for name, (model, _) in make_bridges(run, ensemble).items()
+            if "steps" not in name
+        }
+        show(bridges, ensemble.source, run.data.val, [("", run.data.test, 1)])
     if options.cifar10:
         data = load(options.cifar10, None)
-        for name in ("zoo:cifar10", "zoo:cifar10-2"):
-            model = load_model(name).to(DEVICE)
-            show(name, model, model.source, data.val, data.test)
+        one, two = (load_model(name).to(DEVICE) for name in ("zoo:cifar10", "zoo:cifar10-2"))
+        two.source = one.source  # the same weights, to run once
+        tests = corrupted(options.corrupted, options.images) if options.corrupted else [("", data.test, 1)]
+        show({"`zoo:cifar10`": one, "`zoo:cifar10-2`": two}, one.source, data.val, tests)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import _tiny
 from ensbridge.answers import answer_each, predict, predict_each, predict_ladder
@@ -76,6 +76,52 @@ def test_one_bridge_behind_two_sources_runs_for_each() -> None:
         found = answer_each(fast, _tiny.images())
         assert all(found[name].equal(each(_tiny.images()).log_softmax(-1)) for name, each in fast.items())
     assert not found["0"].allclose(found["1"])
+
+
+def test_one_bridge_at_two_features_of_a_source_runs_for_each() -> None:
+    source, bridge = _tiny.member(), Bridge(_tiny.score())
+    fast = {name: FastEnsemble(source, [bridge], name).eval() for name in ("stem", _tiny.FEATURE)}
+    with torch.no_grad():
+        found = answer_each(fast, _tiny.images())
+        assert all(found[name].equal(each(_tiny.images()).log_softmax(-1)) for name, each in fast.items())
+    assert not found["stem"].allclose(found[_tiny.FEATURE])
+
+
+def test_a_source_in_half_precision_is_read_as_by_the_model_itself() -> None:
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = _tiny.member()
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.net(images).bfloat16()
+
+    fast = FastEnsemble(Halved(), [Bridge(_tiny.score())], f"net.{_tiny.FEATURE}").eval()
+    with torch.no_grad():
+        found = answer_each({"fast": fast, "source": fast.source}, _tiny.images())
+        assert found["fast"].equal(fast(_tiny.images()).log_softmax(-1))
+    assert {each.dtype for each in found.values()} == {torch.float32}
+
+
+def test_networks_that_work_in_place_and_classes_of_ones_own_answer_as_alone() -> None:
+    class InPlace(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.sub_(0.5).flatten(1)[:, :3]
+
+    class Largest(Ensemble):
+        def forward(self, images: Tensor) -> Tensor:
+            return self.member_logits(images).amax(0)
+
+    models: dict[str, nn.Module] = {
+        "in place": InPlace(),
+        "largest": Largest(list(_tiny.ensemble().members)),
+        "plain": _tiny.member(),
+    }
+    alone = {name: predict(model, _tiny.data()) for name, model in models.items()}
+    for name, each in predict_each(models, _tiny.data()).items():
+        assert each.equal(alone[name]), name
+    with torch.no_grad():
+        assert alone["largest"].equal(models["largest"](_tiny.data().images).log_softmax(-1))
 
 
 def test_models_are_run_in_evaluation_mode_and_without_gradients() -> None:

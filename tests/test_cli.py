@@ -294,6 +294,11 @@ def test_a_recipe_is_trained_and_evaluated_from_the_command_line(
     assert captured.out.splitlines()[-1] == "run/scores.json"
     scores = read_scores(tmp_path / "run")
     assert [each.model for each in scores.rows][:2] == ["DE-1", "DE-2"]
+    (tmp_path / "run" / "scores.json").write_text("as it was")
+    for other, words in (("run", "both have seed 0; give each seed once"), ("no", "is not the folder of")):
+        assert in_process(monkeypatch, "evaluate", "run", other, "--quiet") == 2
+        assert words in one_sentence(capsys.readouterr().err)
+    assert (tmp_path / "run" / "scores.json").read_text() == "as it was"  # all is checked first
     assert scores.settings is not None
     assert len(scores.settings.pop("digest")) == 12
     assert scores.settings == {

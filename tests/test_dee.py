@@ -124,6 +124,8 @@ def test_members_that_are_one_network_are_no_ladder() -> None:
     assert deep_ensemble_equivalent(0.4, same) == 0.0
     assert deep_ensemble_equivalent(0.3, same) == 1.0
     assert format_dee(0.2, same) == ">3"
+    for other in (0.3 - 2e-9, 0.3 + 2e-9):  # another copy of it
+        assert format_dee(other, same) == deep_ensemble_equivalent(other, same) == 1.0
     assert gap_closed([0.3, 0.4], [0.9, 0.9], [0.3 - 1e-9, 0.4]) == (None, None)
 
 

@@ -35,7 +35,7 @@ from ensbridge.answers import predict
 from ensbridge.cost import count_macs, count_params
 from ensbridge.data import ImageSet
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import Aim, environment, evaluate
+from ensbridge.evaluation import TOGETHER, Aim, environment, evaluate
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge, DiffusionBridge
 from ensbridge.metrics import gap_closed
@@ -213,6 +213,22 @@ def test_predictions_are_log_probabilities_without_gradients() -> None:
     log_probs = predict(MEMBERS[0], ImageSet(IMAGES), batch_size=7)
     np.testing.assert_allclose(log_probs.exp().numpy(), probabilities(MEMBERS[:1]), rtol=1e-5)
     assert not log_probs.requires_grad
+
+
+def test_many_models_are_measured_as_few_are() -> None:
+    members = [_runs.member(seed) for seed in range(2)]
+    rivals = {f"rival {seed}": _runs.member(10 + seed) for seed in range(TOGETHER + 3)}
+    images = torch.rand(30, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
+    whole = evaluate({**ladder(members), **rivals}, images, images)
+    for name, net in rivals.items():
+        alone = evaluate({**ladder(members), name: net}, images, images)
+        assert alone.rows[-1] in whole.rows
+
+
+def test_a_model_of_other_classes_than_the_members_is_named() -> None:
+    other = nn.Sequential(nn.Flatten(), nn.Linear(IMAGES[0].numel(), 5))
+    with pytest.raises(ValueError, match=r"'other' has 5 classes, the members \d"):
+        evaluate({**ladder(MEMBERS), "other": other}, (IMAGES, LABELS))
 
 
 # ------------------------------------------------------------------------------ costs

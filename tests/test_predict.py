@@ -172,7 +172,7 @@ def test_pixels_are_normalised_as_the_user_says_and_never_by_guess() -> None:
     [
         (["nothing", "a.png"], "nothing does not exist"),
         (["plain", "a.png"], "plain does not say what images it takes; give --image-shape"),
-        (["plain", "a.png", "a.png", "--image-shape", "2,8,8"], "can be read for 1, 3 or 4 channels only"),
+        (["plain", "a.png", "a.png", "--image-shape", "2,8,8"], "they have 1, 3 or 4 channels, a height"),
         (["other", "a.png", "--image-shape", "1,8,8"], "the model cannot take images of shape (1, 8, 8) ("),
         (["model", "a.png", "--std", "1,2"], "std has 2 numbers for 3 channels"),
         (["model", "a.png", "--std", "0"], "std is (0.0,); it must be above 0"),
@@ -203,3 +203,9 @@ def test_entropy_is_in_nats(saved: Path) -> None:
     fast.temperature = 1e9  # all classes alike
     (found,) = predict_images(fast, torch.rand(1, 3, 8, 8))
     assert found.entropy == pytest.approx(math.log(3))
+
+
+@pytest.mark.parametrize("shape", [(3, 32), (2, 8, 8), (3, 1, 8, 8)])
+def test_shapes_that_no_file_can_have_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"of shape \(\d.*\); they have 1, 3 or 4 channels, a height and"):
+        open_image(Path("any.png"), shape)

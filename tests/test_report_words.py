@@ -13,7 +13,7 @@ from ensbridge.report import control_sentence, headline
 from ensbridge.report.figures import PLOTS
 from ensbridge.report.figures.sheet import NARROW, WIDE, drawing
 from ensbridge.report.headline import main_bridge, main_control
-from ensbridge.scores import Summary, parse_scores, summarise
+from ensbridge.scores import Row, Summary, parse_scores, summarise
 
 # ------------------------------------------------------------------------------ the answer
 
@@ -81,6 +81,38 @@ def with_gaps(bridge: list[float], control: list[float]) -> Summary:
         rows = (replace(r, gap=gaps[r.model][i], gap_error=1e-6) if r.model in gaps else r for r in run.rows)
         runs.append(replace(run, rows=tuple(rows)))
     return Summary(tuple(runs))
+
+
+def useless(summary: Summary, runs: int) -> Summary:
+    """The first runs with a target that is no better than one network, and so without any gap."""
+
+    def change(row: Row) -> Row:
+        row = replace(row, gap=None, gap_error=None)
+        return replace(row, nll=0.4) if row.model == "DE-3" else row
+
+    changed_runs = [replace(run, rows=tuple(map(change, run.rows))) for run in summary.runs[:runs]]
+    return Summary((*changed_runs, *summary.runs[runs:]))
+
+
+def test_where_the_ensemble_is_no_better_than_one_network_no_members_are_named() -> None:
+    for summary, which in (
+        (useless(one_run(), 1), ""),
+        (useless(three_runs(), 3), ""),
+        (useless(three_runs(), 1), " in 1 of 3 runs"),
+    ):
+        said = headline(summary)
+        assert re.search(r"has an NLL of 0\.2\d\d against 0\.3\d\d of one network alone, at ×1\.16", said)
+        end = f"DE-3 itself is no better than one network{which}, so no number of members can be named."
+        assert said.endswith(end)
+    (group,) = [group for group in useless(three_runs(), 1).rows if group.model == "+1 DBN"]
+    assert group.mean("gap") is None  # the other two runs do not speak for the one that has none
+    assert group.mean("nll") is not None
+
+
+def test_what_is_owed_needs_no_gap() -> None:
+    for error, end in ((0.001, "adds the rest, 0.0050 ± 0.0010 of NLL."), (0.003, "is not settled by this.")):
+        paired = changed("+1 DBN", gap=None, gap_error=None, owed=0.005, owed_error=error)
+        assert control_sentence(paired).endswith(end)
 
 
 def test_the_spread_over_seeds_takes_the_place_of_the_error_over_images() -> None:

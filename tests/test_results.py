@@ -96,6 +96,46 @@ def test_a_row_of_the_second_set_is_what_was_measured(name: str) -> None:
     assert owed == ("" if gain is None else f"{gain:.4f} ± {error:.4f}".replace("-", "−"))
 
 
+def corrupted_table() -> dict[str, list[str]]:
+    """The cells of the table under corruptions, by the names of the scores."""
+    section = PAGE.split("## Under corruptions")[1].split("\n## ")[0]
+    names = {
+        "+2 DBN (KL, T = 4), zoo:cifar10-2": "+2 DBN (KL, T = 4)",
+        "+2 DBN (KL, DE-5), T = 4 and T = 2": "+2 DBN (KL, T = 4 and 2, DE-5)",
+        "+1 DBN (KL), T = 2": "+1 DBN (KL)",
+        "+2 DBN (KL, DE-5), both T = 2": "+2 DBN (KL, DE-5)",
+        "ED (DE-3)": "ED",
+    }
+    found: dict[str, list[str]] = {}
+    above = ""
+    for line in [line for line in section.splitlines() if line.startswith("| ") and "severity" not in line]:
+        first, *cells = [cell.strip() for cell in re.sub(r"[*`]", "", line).strip("|").split("|")]
+        own = names.get(first.strip(), first.strip())
+        above = above.replace("+1 DBN", "control") if own == "control of it" else own
+        found[above] = cells
+    return found
+
+
+def test_the_table_under_corruptions_is_what_was_measured() -> None:
+    rows = {(row["model"], row["severity"]): row for row in SCORES["corrupted"]}
+    table = corrupted_table()
+    assert {*table} == {model for model, _ in rows}
+    for model, (acc, nll, ece, cnll, _, *five, last) in table.items():
+        first = rows[model, 1]
+        assert [acc, nll, ece, cnll] == [
+            f"{first['acc_19']:.2f}",
+            f"{first['nll_19']:.4f}",
+            f"{first['ece_19']:.3f}",
+            f"{first['cnll_19']:.4f}",
+        ], model
+        means = {
+            key: sum(rows[model, severity][f"{key}_19"] for severity in range(1, 6)) / 5
+            for key in ("acc", "nll", "cnll")
+        }
+        assert five == [f"{means['acc']:.2f}", f"{means['nll']:.4f}", f"{means['cnll']:.4f}"], model
+        assert last == f"{rows[model, 5]['nll_19']:.3f}", model
+
+
 def test_the_readme_says_what_was_measured() -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     main, control = ROWS["+1 DBN (KL, T = 4)"], ROWS["control (KL, T = 4)"]

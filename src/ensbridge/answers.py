@@ -75,14 +75,15 @@ def answer_each(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Te
     """
     taps: dict[nn.Module, dict[str, None]] = {}  # what is read of each source, in order
     for model in models.values():
-        if isinstance(model, FastEnsemble):
+        if type(model) is FastEnsemble:
             taps.setdefault(model.source, {})[model.feature] = None
     passes: dict[nn.Module, tuple[Tensor, dict[str, Tensor]]] = {}
     ends: dict[tuple[nn.Module, nn.Module, str], Tensor] = {}
 
     def run(net: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
         if net not in passes:
-            logits, *tapped = run_tapped(net, images, *taps.get(net, ()))
+            # Each has images of its own: a network may well work in place.
+            logits, *tapped = run_tapped(net, images.clone(), *taps.get(net, ()))
             passes[net] = at_least_float32(logits), dict(zip(taps.get(net, ()), tapped, strict=True))
         return passes[net]
 
@@ -94,9 +95,9 @@ def answer_each(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Te
         return ends[key]
 
     def answer(model: nn.Module) -> Tensor:
-        if isinstance(model, Ensemble):
+        if type(model) is Ensemble:  # a class made of it may answer otherwise
             return ensemble_logit(stack_logits([run(member)[0] for member in model.members]))
-        if isinstance(model, FastEnsemble):
+        if type(model) is FastEnsemble:
             return model.combine(run(model.source)[0], [cross(model, bridge) for bridge in model.bridges])
         return run(model)[0]
 

@@ -21,6 +21,7 @@ from ensbridge.scores import Bin, Method, Reliability, Row, Scores, control_of
 from ensbridge.train.engine import Engine
 
 Data = ImageSet | tuple[Tensor, Tensor]
+TOGETHER = 8  # models that share a pass over the images: as many answers are in memory at once
 
 
 class Aim(NamedTuple):
@@ -110,25 +111,40 @@ class Ruler:
         known: Mapping[str, Tensor] | None = None,
     ) -> tuple[Row, ...]:
         """One row for each model; one whose log-probabilities on the test split are `known` is not run."""
-        known = known or {}
         for name in aims or {}:
             if name not in models:
                 raise ValueError(f"aims names {name!r}; the models are {', '.join(models)}")
+        rows: dict[str, Row] = {}
+        nlls: dict[str, Tensor] = {}
+        names = list(models)
+        for start in range(0, len(names), TOGETHER):
+            some = {name: models[name] for name in names[start : start + TOGETHER]}
+            for name, (row, own) in self._measure(some, aims or {}, known or {}).items():
+                rows[name], nlls[name] = row, own
+        return tuple(_beside_control(row, rows, nlls) for row in rows.values())
+
+    def _measure(
+        self, models: Mapping[str, nn.Module], aims: Mapping[str, Aim], known: Mapping[str, Tensor]
+    ) -> dict[str, tuple[Row, Tensor]]:
+        """Rows of models that are run together, and each image's NLL."""
         rungs = {name: _rung(model, self.reference) for name, model in models.items()}
         others = {name: model for name, model in models.items() if not rungs[name]}
         new = {name: model for name, model in others.items() if name not in known}
         answers = {**known, **self._predict(new, self.test)}
+        for name in others:
+            if (own := answers[name].shape[-1]) != self.classes:
+                raise ValueError(
+                    f"{name!r} has {own} classes, the members {self.classes}; compare models of the same"
+                )
         temperatures = self._temperatures(others, {*rungs.values()} - {0})
-        rows: dict[str, Row] = {}
-        nlls: dict[str, Tensor] = {}
+        found = {}
         for name, model in models.items():
             rung = rungs[name]
             log_probs = self.ladder[rung - 1] if rung else answers[name]
+            nlls = metrics.nll_per_image(log_probs, self.labels)
             temperature = temperatures.get(rung or name)
-            nlls[name] = metrics.nll_per_image(log_probs, self.labels)
-            aim = (aims or {}).get(name)
-            rows[name] = self._row(name, model, aim, log_probs, nlls[name], rung, temperature)
-        return tuple(_beside_control(row, rows, nlls) for row in rows.values())
+            found[name] = self._row(name, model, aims.get(name), log_probs, nlls, rung, temperature), nlls
+        return found
 
     def _row(
         self,

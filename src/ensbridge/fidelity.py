@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ensbridge.answers import predict, predict_ladder
+from ensbridge.answers import predict, predict_each
 from ensbridge.cost import count_macs
 from ensbridge.data.loader import Data, ImageSet, collect
 from ensbridge.ensemble import Ensemble, checked_members, try_members, try_network
@@ -99,7 +99,8 @@ def measure_fidelity(
     few = data.subset(torch.arange(min(TRIED, len(data)), device=data.images.device))
     _check_models(fast, ensemble, few)
     costs = _costs(fast, ensemble, few)
-    ladder, ours = predict_ladder(ensemble, data), predict(fast, data)
+    sizes = {f"DE-{size}": ensemble.first(size) for size in range(1, len(ensemble) + 1)}
+    *ladder, ours = predict_each({**sizes, "this": fast}, data).values()
     real, source = ladder[-1], ladder[0]
     # As before calibration; the source's log-probabilities are its logits but for a constant.
     raw = (ours * fast.temperature - fast.source_share * source).log_softmax(-1)

@@ -190,7 +190,8 @@ def _decode(path: Path, mode: str) -> Image:
 def _check_shape(shape: Sequence[int]) -> None:
     if len(shape) != 3 or shape[0] not in _MODES:
         raise ValueError(
-            f"the model takes images of shape {tuple(shape)}; files can be read for 1, 3 or 4 channels only"
+            f"files cannot be read as images of shape {tuple(shape)}; they have 1, 3 or 4 channels, a height "
+            "and a width, such as --image-shape 3,32,32"
         )
 
 

@@ -122,9 +122,11 @@ def evaluate(
     Example: ensbridge evaluate runs/seed0 runs/seed1 runs/seed2
     """
     from ensbridge.recipes import evaluate_run
+    from ensbridge.recipes.run import check_runs
     from ensbridge.scores import summarise
     from ensbridge.train.engine import one_voice
 
+    check_runs(runs)
     scores = []
     with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
         for run in runs:

@@ -39,12 +39,14 @@ class ImageSet:
         if self.images.is_floating_point() and not torch.stack(self.images.aminmax()).isfinite().all():
             raise ValueError("images hold NaN or infinite values; clean the data before it is used")
         if self.labels is not None and (self.labels.is_floating_point() or self.labels.dtype == torch.bool):
+            convert = ".argmax(1)" if self.labels.ndim == 2 else ".long()"
             raise ValueError(
-                f"labels are {self.labels.dtype}; they must be integers, so convert them with .long()"
+                f"labels are {self.labels.dtype}; they must be integers, so convert them with {convert}"
             )
         if self.labels is not None and self.labels.shape != self.images.shape[:1]:
+            one_hot = ", so convert one-hot labels with .argmax(1)" if self.labels.ndim == 2 else ""
             raise ValueError(
-                f"labels have shape {tuple(self.labels.shape)}; {shape[0]} images need ({shape[0]},)"
+                f"labels have shape {tuple(self.labels.shape)}; {shape[0]} images need ({shape[0]},){one_hot}"
             )
 
     def __len__(self) -> int:

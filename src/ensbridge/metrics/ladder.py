@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import ArrayLike
 
-ROUNDING = 1e-6  # nats an image: ensembles that differ by less are equally good, such as those of one network
+ROUNDING = 1e-6  # nats an image: models that differ by less are equally good, such as copies of one network
 
 
 def deep_ensemble_equivalent(nll: float, ladder: Sequence[float]) -> float:
@@ -27,14 +27,14 @@ def deep_ensemble_equivalent(nll: float, ladder: Sequence[float]) -> float:
     """
     best = _running_minimum(nll, ladder)
     first = best[0]
-    if nll > first:
+    if nll > first + ROUNDING:
         # DE-1 → DE-2, or the first size that is strictly better than DE-1 where DE-2 is not.
         for size, value in enumerate(best, start=1):
             if value < first:
                 return 1 - (nll - first) * (size - 1) / (first - value)
         return 0.0
     for size, value in enumerate(best, start=1):
-        if value == nll:
+        if abs(value - nll) <= ROUNDING:
             return float(size)
         if value < nll:
             above = best[size - 2]
@@ -48,7 +48,7 @@ def format_dee(nll: float, ladder: Sequence[float]) -> float | str:
     >>> format_dee(0.3, [0.4, 0.3]), format_dee(0.1, [0.4, 0.3])
     (2.0, '>2')
     """
-    if nll < _running_minimum(nll, ladder)[-1]:
+    if nll < _running_minimum(nll, ladder)[-1] - ROUNDING:
         return f">{len(ladder)}"
     return deep_ensemble_equivalent(nll, ladder)
 

@@ -25,7 +25,7 @@ from ensbridge.recipes.stages import STAGES
 from ensbridge.recipes.threads import Reporter, Silent, one_thread
 from ensbridge.recipes.transitions import find_transitions
 from ensbridge.robustness import KEPT, add_corrupted, check_corrupted
-from ensbridge.scores import Row, Scores, Transition, read_scores
+from ensbridge.scores import Row, Scores, Transition, read_scores, summarise
 from ensbridge.train.checkpoint import RunFolder
 from ensbridge.train.engine import Engine, join
 from ensbridge.train.fit import Unfinished
@@ -76,10 +76,7 @@ def evaluate_run(
     network answers.
     """
     out = Path(out)
-    if not (out / "config.json").is_file():
-        raise ValueError(f"{out} is not the folder of a run: it holds no config.json; give one made by train")
-    config = read_json(out / "config.json")
-    named, seed = Plan.from_config(config, out)
+    named, seed = _read_plan(out)
     plan = named if plan is None else plan
     with _opened(plan, out, seed, Silent(), False, device) as run:
         if corrupted is not None:
@@ -88,6 +85,19 @@ def evaluate_run(
         if run.is_first:
             write_atomically(out / "scores.json", scores.to_json().encode())
     return scores, missing
+
+
+def check_runs(runs: Sequence[Path | str]) -> None:
+    """Refuse folders that are no runs, or runs that cannot be averaged, before any of them is measured."""
+    empty = []
+    for run in runs:
+        plan, seed = _read_plan(Path(run))
+        recipe = plan.recipe()
+        settings = _settings(plan, recipe)
+        empty.append(
+            Scores(recipe.name, seed, recipe.class_names, {}, (), settings=settings, target=recipe.target)
+        )
+    summarise(empty, list(map(str, runs)))
 
 
 def run_recipe(
@@ -181,7 +191,7 @@ def _measure(
         class_names=recipe.class_names,
         environment=environment(ruler.test.images.device),
         rows=ruler.measure(ladder) + _rows(ruler, others),
-        settings=plan.words() | {"digest": _digest(describe(recipe))},
+        settings=_settings(plan, recipe),
         target=recipe.target,
         transitions=_transitions(bridges, ruler),
         curves=tuple(run.curves.values()),
@@ -226,6 +236,18 @@ def _rows(ruler: Ruler, models: Models) -> tuple[Row, ...]:
     return ruler.measure(
         {name: model for name, (model, _) in models.items()}, {name: aim for name, (_, aim) in models.items()}
     )
+
+
+def _read_plan(out: Path) -> tuple[Plan, int]:
+    """The recipe that a run's folder names, and its seed."""
+    if not (out / "config.json").is_file():
+        raise ValueError(f"{out} is not the folder of a run: it holds no config.json; give one made by train")
+    return Plan.from_config(read_json(out / "config.json"), out)
+
+
+def _settings(plan: Plan, recipe: Recipe) -> dict[str, Any]:
+    """What runs that are averaged have in common."""
+    return plan.words() | {"digest": _digest(describe(recipe))}
 
 
 def _digest(description: dict[str, Any]) -> str:

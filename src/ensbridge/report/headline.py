@@ -6,10 +6,11 @@ import math
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from ensbridge.scores import Group, Summary, control_of
+from ensbridge.scores import Group, Row, Summary, control_of
 
 # A difference below this many errors (or spreads over seeds) is not called one.
 CLEAR = 2.0
+ROUNDING = 1e-6  # of an NLL: as `metrics` has it, which pages are made without
 
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _MAIN = "+1 DBN"
@@ -52,6 +53,11 @@ def headline(summary: Summary) -> str:
             f" {_mean(both.theirs, 'nll'):.3f}, at {cost} (lower NLL is better)."
         )
     gap, error = bridge.mean("gap"), _gap_error(bridge)
+    if gap is None and both is not None and (worthless := _no_better(summary)):
+        return (
+            f"{name} has an NLL of {_mean(both.ours, 'nll'):.3f} against {_mean(both.theirs, 'nll'):.3f} of"
+            f" one network alone, at {cost}; {worthless}, so no number of members can be named."
+        )
     if gap is not None and error is not None and gap < CLEAR * error:
         return (
             f"{name} does not clearly beat one network alone: it closes {gap:.2f} ± {error:.2f}"
@@ -129,7 +135,7 @@ def _unsettled(both: _Both, target: str) -> str:
     rows = [(row, theirs[seed]) for seed, row in zip(both.ours.seeds, both.ours.rows, strict=True)]
     pairs = [(a, b, a.gap, b.gap) for a, b in rows if a.gap is not None and b.gap is not None]
     if not pairs:
-        return "the error of the difference is not known"
+        return _unsettled_owed(*rows[0]) if len(rows) == 1 else "the error of the difference is not known"
     means = [fmean(gaps) for gaps in zip(*((a, b) for _, _, a, b in pairs), strict=True)]
     values = f"({means[0]:.2f} against {means[1]:.2f} of the gap to {target})"
     difference, what = means[0] - means[1], "two standard errors"
@@ -147,6 +153,27 @@ def _unsettled(both: _Both, target: str) -> str:
     return f"the difference {values} is within {what}" if difference < CLEAR * error else ""
 
 
+def _unsettled_owed(one: Row, other: Row) -> str:
+    """The same of one run in which there is no gap, image by image in NLL."""
+    if one.owed is None or one.owed_error is None or control_of(one.model) != other.model:
+        return "the error of the difference is not known"
+    if one.owed >= CLEAR * one.owed_error:
+        return ""
+    return f"the difference ({one.owed:.4f} ± {one.owed_error:.4f} of NLL) is within two standard errors"
+
+
+def _no_better(summary: Summary) -> str:
+    """Say in how many runs the target ensemble is no better than one member; nothing where it always is."""
+    target, one = (ensemble(summary, size) for size in (summary.target or 0, 1))
+    both = None if target is None else _common(target, one)
+    if both is None:
+        return ""
+    pairs = list(zip(both.ours.rows, both.theirs.rows, strict=True))
+    failed = sum(row.nll >= alone.nll - ROUNDING for row, alone in pairs)
+    which = "" if failed == len(pairs) else f" in {failed} of {len(pairs)} runs"
+    return f"{_target(summary)} itself is no better than one network{which}" if failed else ""
+
+
 def _owed(bridge: Group) -> str:
     """How much lower the bridge's NLL is than its control's, where one run has measured it."""
     row = bridge.first
@@ -157,8 +184,7 @@ def _owed(bridge: Group) -> str:
 
 def _gap_error(group: Group) -> float | None:
     """The spread over seeds, or with one run the error over test images; None where neither is known."""
-    measured = [row for row in group.rows if row.gap is not None]
-    return measured[0].gap_error if len(measured) == 1 else group.spread("gap")
+    return group.first.gap_error if len(group.values("gap")) == 1 else group.spread("gap")
 
 
 def _mean(group: Group, name: str) -> float:

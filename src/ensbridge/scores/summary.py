@@ -51,8 +51,14 @@ class Group(OverRuns):
         return Group(tuple(row for row, _ in kept), tuple(seed for _, seed in kept), self.runs)
 
     def values(self, name: str) -> list[float]:
-        """A score in each run that has it; a DEE beyond the largest ensemble counts as that ensemble."""
+        """A score in each run that has it; a DEE beyond the largest ensemble counts as that ensemble.
+
+        A gap that some run lacks is none at all: where the ensemble is no better than one member there is
+        nothing to close, and the other runs would speak for it.
+        """
         found = [getattr(row, name) for row in self.rows]
+        if name == "gap" and None in found:
+            return []
         return [float(str(value).lstrip(">")) for value in found if value is not None]
 
     @property

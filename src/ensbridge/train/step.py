@@ -69,7 +69,7 @@ class AbstractStep(ABC):
         """The error of a step that must not be taken."""
         return FloatingPointError(
             f"{problem}; the weights were left as they were before it: lower lr "
-            f"(now {self.optimizers.rate:.3g}) or look at the data, then run again"
+            f"(now {self.optimizers.rate:.3g}), in a folder of its own, or look at the data"
         )
 
 
