@@ -121,8 +121,7 @@ def evaluate(
 
     Example: ensbridge evaluate runs/seed0 runs/seed1 runs/seed2
     """
-    from ensbridge.recipes import evaluate_run
-    from ensbridge.recipes.run import check_runs
+    from ensbridge.recipes import check_runs, evaluate_run
     from ensbridge.scores import summarise
     from ensbridge.train.engine import one_voice
 

@@ -8,6 +8,7 @@ from ensbridge.recipes.paper import imagenet64 as imagenet64
 from ensbridge.recipes.paper import tiny_imagenet as tiny_imagenet
 from ensbridge.recipes.plan import Plan as Plan
 from ensbridge.recipes.recipe import Recipe as Recipe
+from ensbridge.recipes.run import check_runs as check_runs
 from ensbridge.recipes.run import evaluate_run as evaluate_run
 from ensbridge.recipes.run import run_recipe as run_recipe
 from ensbridge.recipes.run import train_recipe as train_recipe
