@@ -60,6 +60,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CROP = Augment(crop=4, flip=True)
 CONTROL = "bridge-kl-control.safetensors"
 TABLE_NAMES = {"ED": "ED", "EnD2": "EnD²"}
+STUDENTS = {"": 3, " (DE-5)": 5}  # what names say of the members that a student learnt from
 CIFAR10 = RECIPES["cifar10"]("default")
 
 
@@ -158,7 +159,9 @@ def slug(name: str) -> str:
 
 def aims(models: Mapping[str, torch.nn.Module]) -> dict[str, Aim]:
     """What networks are that do not show it, or would show it wrongly as they are put together here."""
-    known = {"ED": Aim("ED", 3), "EnD²": Aim("EnD2", 3), "+2 BN medium": Aim("BN", 3)}
+    known = {f"ED{of}": Aim("ED", members) for of, members in STUDENTS.items()}
+    known |= {f"EnD²{of}": Aim("EnD2", members) for of, members in STUDENTS.items()}
+    known["+2 BN medium"] = Aim("BN", 3)
     controls = {name: Aim("control", 1) for name in models if "control" in name}
     return {name: aim for name, aim in known.items() if name in models} | controls
 
@@ -224,11 +227,12 @@ def rivals(
 
 def save_rivals(out: Path, prefix: str, methods: Mapping[str, AbstractMethod]) -> dict[str, torch.nn.Module]:
     """Write the students' weights; the networks by the names that tables have for them."""
+    names = {members: of for of, members in STUDENTS.items()}
     found = {}
     for name, method in methods.items():
         assert isinstance(method, EnsembleDistillation | ProxyEnD2)
         save_weights(out / f"{prefix}-{name.lower()}.safetensors", method.model)
-        found[TABLE_NAMES[name]] = method.model
+        found[TABLE_NAMES[name] + names[len(method.ensemble)]] = method.model
     return found
 
 
@@ -302,7 +306,8 @@ def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespa
     bridges = {(seed, target): method(seed, target) for seed in options.seeds for target in targets}
     names = {key: f"{'-'.join(str(i + 1) for i in key[1])} seed {key[0]}" for key in bridges}
     methods: dict[str, AbstractMethod] = {names[key]: each for key, each in bridges.items()}
-    students, own_configs = rivals(ensemble.first(3), options.rivals, options.seeds[0], config, recipe)
+    teachers = ensemble.first(options.rivals_of)
+    students, own_configs = rivals(teachers, options.rivals, options.seeds[0], config, recipe)
     configs = dict.fromkeys(methods, config) | own_configs
     methods |= students
     images = with_held_out(data, options.held_out, options.held_out_times).without_labels()
@@ -428,6 +433,7 @@ def main() -> None:
     parser.add_argument(
         "--rivals", nargs="*", default=[], choices=["ED", "EnD2"], help="trained beside the bridges"
     )
+    parser.add_argument("--rivals-of", type=int, default=3, choices=[3, 5], help="members: in a long run")
     parser.add_argument("--no-kl", action="store_true", help="only the bridges with a loss of their own")
     parser.add_argument("--final", action="store_true", help="look at the test set, once all is chosen")
     parser.add_argument("--base", type=float, default=2.0, help="T of the long run")

@@ -205,6 +205,10 @@ NUMBER, WHOLE = "it must be a finite number above 0", "it must be a whole number
             for value in (0, -1, "2", math.nan, math.inf)
         ),
         ({"max_minutes": 1}, "epochs and max_minutes were both given"),
+        ({"calibrate": "no"}, "calibrate is 'no'; give True or False"),
+        ({"seed": 1.5}, "seed is 1.5; it must be a whole number, 0 or above"),
+        ({"seed": "a"}, "seed is 'a'; it must be a whole number, 0 or above"),
+        ({"seed": -1}, "seed is -1; it must be a whole number, 0 or above"),
         ({"precision": "half"}, "precision is 'half'; it must be one of ('auto', 'float32', 'bfloat16')"),
         ({"precision": torch.float16}, "precision is torch.float16; it must be one of"),
         ({"augment": nn.Identity()}, "augment is a Identity; give an ensbridge.data.Augment"),

@@ -209,3 +209,8 @@ def test_entropy_is_in_nats(saved: Path) -> None:
 def test_shapes_that_no_file_can_have_are_named(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"of shape \(\d.*\); they have 1, 3 or 4 channels, a height and"):
         open_image(Path("any.png"), shape)
+
+
+def test_an_address_is_no_file() -> None:
+    with pytest.raises(ValueError, match=r"https://x\.org/cat\.png is an address; save the image"):
+        open_image(Path("https://x.org/cat.png"), (3, 8, 8))

@@ -88,6 +88,8 @@ def compress(
     torch.Size([5, 3])
     """
     config = _checked_config(epochs, max_minutes, batch_size, lr, augment, precision, seed)
+    if not isinstance(calibrate, bool):
+        raise ValueError(f"calibrate is {calibrate!r}; give True or False")
     _check_numbers(budget=budget, bridges=bridges)
     budget, bridges = float(budget), int(bridges)
     say: Say = (lambda _: None) if quiet else (lambda text: print(f"ensbridge: {text}", file=sys.stderr))
@@ -140,13 +142,15 @@ def _checked_config(
     lengths = {"epochs": epochs, "max_minutes": max_minutes}
     _check_numbers(**{name: value for name, value in lengths.items() if value is not None})
     _check_numbers(batch_size=batch_size, lr=lr)
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise ValueError(f"seed is {seed!r}; it must be a whole number, 0 or above")
     if epochs is not None and max_minutes is not None:
         raise ValueError("epochs and max_minutes were both given; give one, since each decides the length")
     if augment is not None and not isinstance(augment, Augment):
         raise ValueError(f"augment is a {type(augment).__name__}; give an ensbridge.data.Augment")
     mixed = replace(augment or Augment(), mixup=0.4)
     length = 1.0 if epochs is None else float(epochs)
-    return FitConfig(length, int(batch_size), float(lr), augment=mixed, seed=seed, precision=precision)
+    return FitConfig(length, int(batch_size), float(lr), augment=mixed, seed=int(seed), precision=precision)
 
 
 def _check_numbers(**numbers: Any) -> None:

@@ -172,6 +172,9 @@ def _decode(path: Path, mode: str) -> Image:
     """The file's picture, upright and in 8 bits; what is wrong with it is one sentence that names it."""
     from PIL import Image, UnidentifiedImageError
 
+    if path.parts[:1] in (("http:",), ("https:",)):
+        address = str(path).replace(":/", "://", 1)
+        raise ValueError(f"{address} is an address; save the image, and give its file")
     if not path.exists():
         raise ValueError(f"{path} does not exist; check its name")
     if path.is_dir():
