@@ -60,7 +60,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CROP = Augment(crop=4, flip=True)
 CONTROL = "bridge-kl-control.safetensors"
 TABLE_NAMES = {"ED": "ED", "EnD2": "EnD²"}
-STUDENTS = {"": 3, " (DE-5)": 5}  # what names say of the members that a student learnt from
+STUDENTS = {3: "", 5: " (DE-5)"}  # what names say of the members that a student learnt from
 CIFAR10 = RECIPES["cifar10"]("default")
 
 
@@ -159,8 +159,8 @@ def slug(name: str) -> str:
 
 def aims(models: Mapping[str, torch.nn.Module]) -> dict[str, Aim]:
     """What networks are that do not show it, or would show it wrongly as they are put together here."""
-    known = {f"ED{of}": Aim("ED", members) for of, members in STUDENTS.items()}
-    known |= {f"EnD²{of}": Aim("EnD2", members) for of, members in STUDENTS.items()}
+    known = {f"ED{of}": Aim("ED", members) for members, of in STUDENTS.items()}
+    known |= {f"EnD²{of}": Aim("EnD2", members) for members, of in STUDENTS.items()}
     known["+2 BN medium"] = Aim("BN", 3)
     controls = {name: Aim("control", 1) for name in models if "control" in name}
     return {name: aim for name, aim in known.items() if name in models} | controls
@@ -177,10 +177,9 @@ def measure(
     recipe: Recipe = CIFAR10,
 ) -> None:
     """Scores on validation and, where all is chosen, on the test set; log-probabilities beside them."""
-    ladder = {f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)}
     for part, held in (("validation", data.val), ("test", data.test))[: 2 if final else 1]:
         scores = evaluate(
-            {**ladder, **models},
+            {**ensemble.ladder(), **models},
             held,
             data.val,
             reference=ensemble,
@@ -227,12 +226,11 @@ def rivals(
 
 def save_rivals(out: Path, prefix: str, methods: Mapping[str, AbstractMethod]) -> dict[str, torch.nn.Module]:
     """Write the students' weights; the networks by the names that tables have for them."""
-    names = {members: of for of, members in STUDENTS.items()}
     found = {}
     for name, method in methods.items():
         assert isinstance(method, EnsembleDistillation | ProxyEnD2)
         save_weights(out / f"{prefix}-{name.lower()}.safetensors", method.model)
-        found[TABLE_NAMES[name] + names[len(method.ensemble)]] = method.model
+        found[TABLE_NAMES[name] + STUDENTS[len(method.ensemble)]] = method.model
     return found
 
 
@@ -344,7 +342,7 @@ def rows_of(bridges: dict[tuple[int, ...], DiffusionBridge], kl: str) -> dict[st
 def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> None:
     """Members, the zoo's models and, where their weights lie in the folder, control, ED and two BN medium."""
     ensemble = load_members(weights).first(3)
-    models: dict[str, torch.nn.Module] = {f"DE-{k}": ensemble.first(k) for k in (1, 2, 3)}
+    models: dict[str, torch.nn.Module] = {**ensemble.ladder()}
     for name, what in (("zoo:cifar10", "+1 DBN ({})"), ("zoo:cifar10-2", "+2 DBN ({})")):
         fast = load_model(name).to(DEVICE)
         models[what.format(kl_of(fast))] = fast

@@ -32,9 +32,8 @@ from ensbridge.recipes.stages import make_bridges
 from ensbridge.recipes.threads import Silent
 from ensbridge.saving import load as load_model
 
-Test = tuple[
-    str, ImageSet, int
-]  # what its lines are called, images, and how many times each of them is there
+# What lines say of it, the images, and how many times each of them is there.
+Test = tuple[str, ImageSet, int]
 
 
 def show(models: Mapping[str, nn.Module], source: nn.Module, val: ImageSet, tests: Iterable[Test]) -> None:

@@ -62,10 +62,21 @@ def predict_each(
                 )
         return torch.stack(list(answers.values()))
 
-    def told(images: int) -> None:
-        advance(images * len(models))
+    others = len(data)  # images that other processes answer
 
-    return dict(zip(models, _in_batches(run, data, batch_size, engine, told, dim=1), strict=True))
+    def heard(images: Tensor) -> Tensor:
+        nonlocal others
+        answers = run(images)
+        others -= len(images)
+        advance(len(images) * len(models))
+        return answers
+
+    if engine is None:
+        whole = torch.cat([heard(images) for images, _ in data.batches(batch_size)], dim=1)
+    else:
+        whole = engine.in_batches(heard, data, batch_size, dim=1)
+        advance(others * len(models))
+    return dict(zip(models, whole, strict=True))
 
 
 def answer_each(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Tensor]:
@@ -104,7 +115,6 @@ def answer_each(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Te
     return {name: at_least_float32(answer(model)).log_softmax(-1) for name, model in models.items()}
 
 
-@torch.no_grad()
 def predict_ladder(
     ensemble: Ensemble,
     data: ImageSet,
@@ -113,35 +123,4 @@ def predict_ladder(
     advance: Advance = unheard,
 ) -> list[Tensor]:
     """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
-    ensemble.eval()
-
-    def each(images: int) -> None:
-        advance(images * len(ensemble))
-
-    logits = _in_batches(ensemble.member_logits, data, batch_size, engine, each, dim=1)
-    return [ensemble_logit(logits[:count]).log_softmax(-1) for count in range(1, len(ensemble) + 1)]
-
-
-def _in_batches(
-    run: Callable[[Tensor], Tensor],
-    data: ImageSet,
-    size: int,
-    engine: Engine | None,
-    advance: Advance,
-    dim: int = 0,
-) -> Tensor:
-    """`run` of every batch, joined along `dim`; `advance` hears of all images, those of others at the end."""
-    others = len(data)
-
-    def heard(images: Tensor) -> Tensor:
-        nonlocal others
-        answer = run(images)
-        others -= len(images)
-        advance(len(images))
-        return answer
-
-    if engine is None:
-        return torch.cat([heard(images) for images, _ in data.batches(size)], dim=dim)
-    whole = engine.in_batches(heard, data, size, dim)
-    advance(others)
-    return whole
+    return list(predict_each(ensemble.ladder(), data, batch_size, engine, advance).values())

@@ -132,6 +132,14 @@ class Ensemble(nn.Module):
             raise ValueError(f"the first {count} members were asked for; this ensemble has {len(self)}")
         return Ensemble(list(self.members)[:count])
 
+    def ladder(self) -> dict[str, Ensemble]:
+        """DE-1, DE-2, … up to all of it, by these names.
+
+        >>> list(Ensemble([nn.Linear(2, 3), nn.Linear(2, 3)]).ladder())
+        ['DE-1', 'DE-2']
+        """
+        return {f"DE-{size}": self.first(size) for size in range(1, len(self) + 1)}
+
     def member_logits(self, images: Tensor) -> Tensor:
         """Every member's logits, (M, B, K)."""
         return stack_logits([read_logits(member(images)) for member in self.members])

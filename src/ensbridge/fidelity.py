@@ -99,8 +99,7 @@ def measure_fidelity(
     few = data.subset(torch.arange(min(TRIED, len(data)), device=data.images.device))
     _check_models(fast, ensemble, few)
     costs = _costs(fast, ensemble, few)
-    sizes = {f"DE-{size}": ensemble.first(size) for size in range(1, len(ensemble) + 1)}
-    *ladder, ours = predict_each({**sizes, "this": fast}, data).values()
+    *ladder, ours = predict_each({**ensemble.ladder(), "this": fast}, data).values()
     real, source = ladder[-1], ladder[0]
     # As before calibration; the source's log-probabilities are its logits but for a constant.
     raw = (ours * fast.temperature - fast.source_share * source).log_softmax(-1)

@@ -183,7 +183,7 @@ def _measure(
     advance = reporter.stage("evaluate", networks * (len(run.data.test) + len(run.data.val)))
     ruler = Ruler(ensemble, run.data.test, run.data.val, recipe.target, engine=run.engine, advance=advance)
     bridges = found.get("distill") or found.get("bridge", {})
-    ladder = {f"DE-{k}": ensemble.first(k) for k in range(1, len(ensemble) + 1)}
+    ladder = ensemble.ladder()
     others = {**found.get("rivals", {}), **bridges}
     scores = Scores(
         dataset=recipe.name,
