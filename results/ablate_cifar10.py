@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from run_cifar import DEVICE, add_training, bridge_config, load, load_members, measure, progress
+from cifar import DEVICE, add_training, bridge_config, load, load_members, measure, progress
 
 from ensbridge.data import ImageSet
 from ensbridge.fast_ensemble import FastEnsemble

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 import torch
-from run_cifar import (
+from cifar import (
     CIFAR10,
     DEVICE,
     add_training,

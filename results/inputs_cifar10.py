@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from run_cifar import CONTROL, CROP, DEVICE, load, load_control, load_members
+from cifar import CONTROL, CROP, DEVICE, load, load_control, load_members
 
 from ensbridge.answers import predict
 from ensbridge.data import Augment, ImageSet

@@ -98,8 +98,8 @@ def own_share(summary: Summary) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for each in trainings:
         found[each] = {
-            "each seed": [_mean(one[None]) for one in better[each]],
-            "all seeds": _mean(better[each]),
+            "each seed": [mean_of(one[None]) for one in better[each]],
+            "all seeds": mean_of(better[each]),
             "by the source's confidence": by_confidence(better[each], confidence),
         }
     return found | {f"{kl} by severity": shares_by_severity(summary, kl) for kl in ("KL", "KL, T = 4")}
@@ -110,7 +110,7 @@ def by_confidence(better: np.ndarray, confidence: np.ndarray) -> list[dict[str, 
     bins = []
     for low, high in pairwise(CONFIDENCE):
         inside = (confidence >= low) & ((confidence < high) | (high == CONFIDENCE[-1]))
-        bins.append({"confidence": [low, high], "images": int(inside.sum()), **_mean(better[:, inside])})
+        bins.append({"confidence": [low, high], "images": int(inside.sum()), **mean_of(better[:, inside])})
     return bins
 
 
@@ -136,10 +136,16 @@ def shares_by_severity(summary: Summary, kl: str) -> list[dict[str, Any]]:
     return shares
 
 
-def _mean(better: np.ndarray) -> dict[str, float]:
+def mean_of(better: np.ndarray) -> dict[str, float]:
     """The mean over images and its standard error; seeds of one image are no images of their own."""
     each = better.mean(0)
     return {"nll": each.mean(), "error": each.std(ddof=1) / sqrt(len(each))}
+
+
+def write_page(summary: Summary, folder: Path) -> Path:
+    """The report of scores, as one file: the page has its figures in it."""
+    with TemporaryDirectory() as aside:
+        return Path(shutil.move(write_report(summary, aside), folder / "report.html"))
 
 
 def main() -> None:
@@ -155,8 +161,7 @@ def main() -> None:
         "second set of members": rows(summarise([read_scores(HERE / "cifar10" / "job-test.json")])),
     }
     (HERE / "cifar10.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    with TemporaryDirectory() as folder:  # the page has its figures in it
-        page = Path(shutil.move(write_report(summary, folder), HERE / "cifar10" / "report.html"))
+    page = write_page(summary, HERE / "cifar10")
     print(f"{HERE / 'cifar10.json'}\n{page}\n{json.dumps(document['better than the control'], indent=1)}")
 
 

@@ -22,30 +22,45 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from cifar import (
+    CIFAR10,
+    CONTROL,
+    DEVICE,
+    STUDENTS,
+    add_recipe,
+    add_training,
+    aims,
+    bridge_config,
+    load,
+    load_control,
+    load_members,
+    load_network,
+    measure,
+    progress,
+    save_weights,
+)
+from safetensors.torch import load_file
 
-from ensbridge.answers import predict, predict_each
-from ensbridge.data import Augment, ImageSet, Splits
+from ensbridge.answers import predict
+from ensbridge.data import ImageSet, Splits
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import Aim, evaluate
+from ensbridge.evaluation import evaluate
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
     Bridge,
     BridgeConfig,
-    BridgeNetwork,
     DeepEnsemble,
     DiffusionBridge,
     EnsembleDistillation,
     ProxyEnD2,
     Together,
 )
-from ensbridge.methods.method import AbstractMethod
+from ensbridge.methods.method import AbstractMethod, Batch
 from ensbridge.metrics import accuracy, nll
 from ensbridge.recipes.plan import RECIPES
 from ensbridge.recipes.recipe import Recipe, build
@@ -56,42 +71,46 @@ from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.distill import distill_together
 from ensbridge.train.fit import fit
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-CROP = Augment(crop=4, flip=True)
-CONTROL = "bridge-kl-control.safetensors"
 TABLE_NAMES = {"ED": "ED", "EnD2": "EnD²"}
-STUDENTS = {3: "", 5: " (DE-5)"}  # what names say of the members that a student learnt from
-CIFAR10 = RECIPES["cifar10"]("default")
 
 
-def load(path: Path, limit: int | None) -> Splits:
-    with np.load(path) as arrays:
-        images = {
-            part: torch.from_numpy(arrays[f"{part}_images"]).permute(0, 3, 1, 2) for part in ("train", "test")
-        }
-        labels = {part: torch.from_numpy(arrays[f"{part}_labels"]).long() for part in ("train", "test")}
-    cut = 40_960
-    parts = (
-        (images["train"][:cut], labels["train"][:cut]),
-        (images["train"][cut:], labels["train"][cut:]),
-        (images["test"], labels["test"]),
-    )
-    return Splits(*(ImageSet(x[:limit].contiguous(), y[:limit].contiguous()).to(DEVICE) for x, y in parts))
+@dataclass(frozen=True)
+class OwnOrders(FitConfig):
+    """Batches made of several members' batches, each with the images of its own order."""
+
+    seeds: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, config: FitConfig, seeds: Sequence[int]) -> OwnOrders:
+        """The training of members as `config` has it for one of them, side by side."""
+        count, own = len(seeds), {field.name: getattr(config, field.name) for field in fields(config)}
+        own |= {"epochs": config.epochs * count, "batch_size": config.batch_size * count}
+        return cls(**own, seeds=tuple(seeds))
+
+    def indices(self, images: int, step: int) -> torch.Tensor:
+        """Every member's own images of a step."""
+        size = self.batch_size // len(self.seeds)
+        own = [FitConfig(self.epochs, size, self.lr, seed=seed) for seed in self.seeds]
+        return torch.cat([config.indices(images, step) for config in own])
 
 
-def progress(name: str):
-    begun, said = time.time(), [time.time()]
+class OwnPart(DeepEnsemble):
+    """A member that learns from its part of each batch."""
 
-    def report(step: int, total: int, loss: float) -> None:
-        if time.time() - said[0] > 20 or step == total:
-            said[0] = time.time()
-            print(f"{name} {step}/{total} loss {loss:.4f} {time.time() - begun:.0f} s", flush=True)
+    def __init__(self, net: torch.nn.Module, part: int, parts: int) -> None:
+        super().__init__([net])
+        self.part, self.parts = part, parts
 
-    return report
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """The loss of the part."""
+        assert batch.labels is not None
+        return super().loss(
+            Batch(batch.images.chunk(self.parts)[self.part], batch.labels.chunk(self.parts)[self.part])
+        )
 
 
 def train_members(data: Splits, out: Path, options: argparse.Namespace) -> None:
-    """Members one after the other, each with its own order of images, or with --together side by side."""
+    """Members one after the other, or with --together side by side, with their own orders where asked."""
     seeds = {index: derive_seed(options.seed, "member", index) for index in options.members}
     recipe = RECIPES[options.recipe]("default")
     nets = {index: build(recipe.member, seed).to(DEVICE) for index, seed in seeds.items()}
@@ -105,46 +124,19 @@ def train_members(data: Splits, out: Path, options: argparse.Namespace) -> None:
     groups = [list(nets)] if options.together else [[index] for index in nets]
     for group in groups:
         begun, name = time.time(), "-".join(map(str, group))
-        methods = {str(index): DeepEnsemble([nets[index]]) for index in group}
         run = None if options.run is None else options.run / f"members-{name}"
         seeded = replace(config, seed=seeds[group[0]])
+        methods = {str(index): DeepEnsemble([nets[index]]) for index in group}
+        if options.own_orders:
+            seeded = OwnOrders.of(seeded, [seeds[index] for index in group])
+            methods = {str(index): OwnPart(nets[index], part, len(group)) for part, index in enumerate(group)}
         fit(Together(methods), data.train, seeded, run, progress(f"members {name}"))
         for index in group:
             log_probs = predict(nets[index].eval(), data.val, 1000)
             figures = accuracy(log_probs, data.val.labels), nll(log_probs, data.val.labels)
-            save_weights(out / f"member-{index}.safetensors", nets[index])
+            save_weights(out / f"member-{index}.safetensors", nets[index], options.half)
             print(f"member {index}: validation acc {figures[0]:.4f} nll {figures[1]:.4f}")
         print(f"{len(group)} members in {time.time() - begun:.0f} s", flush=True)
-
-
-def load_members(weights: Path, recipe: Recipe = CIFAR10) -> Ensemble:
-    """The members of a folder; one without the first has it from the zoo, whose source it is."""
-    paths = sorted(weights.glob("member-*.safetensors"))
-    members = [] if (weights / "member-1.safetensors") in paths else [load_model("zoo:cifar10").source]
-    for path in paths:
-        members.append(recipe.member())
-        members[-1].load_state_dict(load_file(path))
-    return Ensemble(members).to(DEVICE).eval()
-
-
-def load_control(path: Path) -> FastEnsemble:
-    """The bridge that learnt from its source alone, beside that source."""
-    control = load_model("zoo:cifar10").to(DEVICE)
-    control.bridges[0].load_state_dict(load_file(path, device=DEVICE))
-    return control
-
-
-def load_network(source: torch.nn.Module, path: Path) -> BridgeNetwork:
-    """A bridge network of medium size beside the source, as `bn_cifar10.py` left it."""
-    feature = CIFAR10.tail_feature
-    network = BridgeNetwork(source, [source], CIFAR10.tail(source, feature, 1.0), feature)
-    network.bridge.load_state_dict(load_file(path))
-    network.bridge.to(DEVICE)
-    return network
-
-
-def save_weights(path: Path, net: torch.nn.Module) -> None:
-    save_file({name: tensor.cpu().contiguous() for name, tensor in net.state_dict().items()}, path)
 
 
 def save_bridges(out: Path, prefix: str, methods: dict[str, DiffusionBridge]) -> None:
@@ -155,59 +147,6 @@ def save_bridges(out: Path, prefix: str, methods: dict[str, DiffusionBridge]) ->
 def slug(name: str) -> str:
     """A row's name in file names: “+1 DBN (KL, T = 4)” is 1-dbn-kl-t-4."""
     return "-".join(re.findall(r"[a-z0-9]+", name.lower()))
-
-
-def aims(models: Mapping[str, torch.nn.Module]) -> dict[str, Aim]:
-    """What networks are that do not show it, or would show it wrongly as they are put together here."""
-    known = {f"ED{of}": Aim("ED", members) for members, of in STUDENTS.items()}
-    known |= {f"EnD²{of}": Aim("EnD2", members) for members, of in STUDENTS.items()}
-    known["+2 BN medium"] = Aim("BN", 3)
-    controls = {name: Aim("control", 1) for name in models if "control" in name}
-    return {name: aim for name, aim in known.items() if name in models} | controls
-
-
-def measure(
-    out: Path,
-    prefix: str,
-    ensemble: Ensemble,
-    models: dict[str, torch.nn.Module],
-    data: Splits,
-    final: bool = True,
-    seed: int = 0,
-    recipe: Recipe = CIFAR10,
-) -> None:
-    """Scores on validation and, where all is chosen, on the test set; log-probabilities beside them."""
-    for part, held in (("validation", data.val), ("test", data.test))[: 2 if final else 1]:
-        scores = evaluate(
-            {**ensemble.ladder(), **models},
-            held,
-            data.val,
-            reference=ensemble,
-            target=3,
-            aims=aims(models),
-            dataset=recipe.name if part == "test" else f"{recipe.name} validation",
-            class_names=recipe.class_names,
-            seed=seed,
-            batch_size=1000,
-        )
-        print(f"\n{part}\n{scores.table()}", flush=True)
-        (out / f"{prefix}-{part}.json").write_text(scores.to_json())
-        answers = predict_each(models, held, 1000)
-        log_probs = {name: each.half().cpu().numpy() for name, each in answers.items()}
-        np.savez_compressed(out / f"{prefix}-{part}.npz", **log_probs)
-
-
-def bridge_config(options: argparse.Namespace, seed: int) -> FitConfig:
-    """How bridges are trained, as the command line says."""
-    return FitConfig(
-        options.epochs,
-        options.batch,
-        options.lr,
-        augment=replace(CROP, mixup=options.mixup, cutmix=options.cutmix),
-        log_every=800,
-        checkpoint_every=options.checkpoint_every,
-        seed=seed,
-    )
 
 
 def rivals(
@@ -382,42 +321,19 @@ def with_held_out(data: Splits, count: int, times: int) -> ImageSet:
     return ImageSet(torch.cat([data.train.images, *[data.val.images[:count]] * times]))
 
 
-def add_training(
-    parser: argparse.ArgumentParser,
-    *,
-    epochs: float,
-    batch: int,
-    lr: float,
-    checkpoint_every: int,
-    folders: bool = True,
-) -> None:
-    """What every script here asks for, with its own lengths; `folders` says whether it needs both of them."""
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--weights", type=Path, required=folders, help="the folder of the members")
-    parser.add_argument(
-        "--run", type=Path, required=folders, help="of checkpoints, from which a killed run goes on"
-    )
-    parser.add_argument("--epochs", type=float, default=epochs)
-    parser.add_argument("--batch", type=int, default=batch)
-    parser.add_argument("--lr", type=float, default=lr)
-    parser.add_argument("--mixup", type=float, default=0.4)
-    parser.add_argument("--cutmix", type=float, default=0.0)
-    parser.add_argument("--checkpoint-every", type=int, default=checkpoint_every)
-    parser.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stage", choices=["members", "bridges", "long", "job", "corrupted"])
     add_training(parser, epochs=200, batch=256, lr=1e-3, checkpoint_every=1600, folders=False)
-    parser.add_argument("--recipe", choices=["cifar10", "cifar100"], default="cifar10")
+    add_recipe(parser)
     parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument(
         "--together", action="store_true", help="members side by side, in one order of images"
     )
+    parser.add_argument("--own-orders", action="store_true", help="each of them in an order of its own")
     parser.add_argument("--member-epochs", type=float, default=200)
     parser.add_argument("--member-batch", type=int, help="the recipe's unless given")
+    parser.add_argument("--half", action="store_true", help="keep members in half precision")
     parser.add_argument("--corrupted", type=Path, help="the folder of the corrupted test set")
     parser.add_argument("--name", default="bridges", help="of the files in OUT")
     parser.add_argument(

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from run_cifar import DEVICE, load
+from cifar import DEVICE, load
 from torch import Tensor, nn
 
 from ensbridge.answers import predict_each

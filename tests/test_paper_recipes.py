@@ -78,7 +78,7 @@ def test_settings_of_the_paper_by_data_set() -> None:
     assert recipe("imagenet64", "paper").member_fit.epochs == 250
     assert every[0].bn_fit.warmup_steps == 5 * 40_960 // 128
     assert every[0].distill_fit.lr == pytest.approx(2.5e-5)
-    assert [each.kl_heat for each in every] == [2, 1, 1, 1]
+    assert [each.kl_heat for each in every] == [2, 1.5, 1, 1]
     assert recipe("cifar10", "paper").kl_heat == recipe("cifar10", "released").kl_heat == 1
 
 

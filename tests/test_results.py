@@ -1,18 +1,26 @@
-"""What is said of CIFAR-10 is what was measured: words and tables against the scores beside them."""
+"""What is said of CIFAR-10 and CIFAR-100 is what was measured: words and tables against the scores."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+
+from ensbridge.methods import DeepEnsemble
+from ensbridge.methods.method import Batch
+from ensbridge.recipes.plan import RECIPES
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "results" / "cifar10.md").read_text(encoding="utf-8")
 SCORES = json.loads((ROOT / "results" / "cifar10.json").read_text())
 ROWS = {row["model"]: row for row in SCORES["rows"]}
 SECOND = {row["model"]: row for row in SCORES["second set of members"]}
+HUNDRED_PAGE = (ROOT / "results" / "cifar100.md").read_text(encoding="utf-8")
+HUNDRED = json.loads((ROOT / "results" / "cifar100.json").read_text())
 
 # What the page's first table calls them; averages of predictions that are no models are not in the scores.
 NAMES = {
@@ -83,17 +91,85 @@ def test_a_row_of_the_table_is_what_was_measured(name: str) -> None:
 @pytest.mark.parametrize("name", SECOND)
 def test_a_row_of_the_second_set_is_what_was_measured(name: str) -> None:
     section = PAGE.split("## A second set of members")[1].split("\n## ")[0]
-    (line,) = [line for line in section.splitlines() if line.startswith(f"| {name} |")]
-    macs, acc, nll, ece, cnll, dee, _, owed, _ = map(
-        str.strip, line.removeprefix(f"| {name} ").split("|")[1:-1]
-    )
-    row = {key: score["mean"] if isinstance(score, dict) else score for key, score in SECOND[name].items()}
-    assert (macs, acc, nll) == (f"{row['macs_ratio']:.3f}", f"{row['acc']:.2f}", f"{row['nll']:.4f}")
-    assert (ece, cnll) == (f"{row['ece']:.3f}", f"{row['cnll']:.4f}")
-    exact = name.removeprefix("DE-") if name.startswith("DE-") else f"{row['dee']:.2f}"
-    assert dee == ("> 3" if row["beyond the largest ensemble"] == [True] else exact)
-    ((gain, error),) = row["below its control's NLL"]
-    assert owed == ("" if gain is None else f"{gain:.4f} ± {error:.4f}".replace("-", "−"))
+    macs, acc, nll, ece, cnll, dee, _, owed, _ = cells_of(section, name)
+    row = SECOND[name]
+    assert (macs, acc, nll) == (f"{row['macs_ratio']:.3f}", mean(row, "acc", 2), mean(row, "nll", 4))
+    assert (ece, cnll) == (mean(row, "ece", 3), mean(row, "cnll", 4))
+    assert (dee, owed) == beside_three(row)
+
+
+@pytest.mark.parametrize("row", HUNDRED["rows"], ids=lambda row: row["model"])
+def test_a_row_of_cifar100_is_what_was_measured(row: dict) -> None:
+    name, *found = row["model"], *cells_of(HUNDRED_PAGE.split("**What holds.**")[0], row["model"])
+    digits = {"acc": 2, "nll": 4, "brier": 4, "ece": 3, "cnll": 4}
+    (val,) = [each for each in HUNDRED["validation"] if each["model"] == name]
+    (paper,) = [each for each in HUNDRED["paper"] if each["model"] == name] or [None]
+    assert found == [
+        f"{row['macs_ratio']:.3f}",
+        f"{row['params_ratio']:.3f}",
+        *(mean(row, key, places) for key, places in digits.items()),
+        *beside_three(row),
+        f"{mean(val, 'acc', 2)} / {mean(val, 'nll', 4)}",
+        f"{paper['acc']:.2f} / {paper['nll']:.4f} / {paper['dee']:.4g}" if paper else "",
+    ]
+
+
+def test_what_is_owed_to_the_ensemble_on_cifar100_is_what_was_measured() -> None:
+    names = {
+        "+1 DBN": "the paper's loss, T = 2",
+        "+1 DBN (KL, T = 3)": "KL, T = 3",
+        "two bridges": "both averaged",
+    }
+    for name, label in names.items():
+        owed = HUNDRED["better than the control"][name]
+        nlls = [
+            f"{owed[part]['nll']:.4f} ± {owed[part]['error']:.4f}" for part in ("test", "validation", "both")
+        ]
+        points = f"{owed['both']['points']:.2f} ± {owed['both']['points error']:.2f}"
+        assert cells_of(HUNDRED_PAGE.split("the ensemble's own?**")[1], label) == [*nlls, points]
+    text = " ".join(HUNDRED_PAGE.split())
+    for pair in HUNDRED["averaged"].values():
+        figures = [f"{pair[part]['acc']:.2f} / {pair[part]['nll']:.4f}" for part in ("test", "validation")]
+        assert re.search(rf"have {figures[0]} \((validation )?{figures[1]}\)", text), figures
+
+
+def test_members_side_by_side_see_the_images_that_they_would_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "results"))
+    from run_cifar import OwnOrders, OwnPart  # type: ignore[import-not-found]
+
+    alone = replace(RECIPES["cifar100"]("default").member_fit, batch_size=4)
+    seeds = (7, 8, 9)
+    shared = OwnOrders.of(alone, seeds)
+    assert shared.total_steps(40) == alone.total_steps(40) == 2000
+    for step in (0, 9, 10, 1999):
+        parts = shared.indices(40, step).chunk(3)
+        assert all(
+            part.equal(replace(alone, seed=seed).indices(40, step))
+            for part, seed in zip(parts, seeds, strict=True)
+        )
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    images, labels = torch.rand(12, 1, 2, 2), torch.randint(3, (12,))
+    own = OwnPart(net, 1, 3).loss(Batch(images, labels))
+    assert own.equal(DeepEnsemble([net]).loss(Batch(images[4:8], labels[4:8])))
+
+
+def cells_of(section: str, name: str) -> list[str]:
+    """The cells of the one line of a section's table with this name."""
+    lines = [line for line in re.sub(r"[*`]", "", section).splitlines() if line.startswith(f"| {name} |")]
+    assert len(lines) == 1, (name, lines)
+    return [cell.strip() for cell in lines[0].removeprefix(f"| {name} ").split("|")[1:-1]]
+
+
+def mean(row: dict, name: str, digits: int) -> str:
+    return f"{row[name]['mean']:.{digits}f}"
+
+
+def beside_three(row: dict) -> tuple[str, str]:
+    """DEE and what is owed to the ensemble, of a row beside three members of one seed."""
+    name, ((gain, error),) = row["model"], row["below its control's NLL"]
+    exact = name.removeprefix("DE-") if name.startswith("DE-") else mean(row, "dee", 2)
+    dee = "> 3" if row["beyond the largest ensemble"] == [True] else exact
+    return dee, "" if gain is None else f"{gain:.4f} ± {error:.4f}".replace("-", "−")
 
 
 def corrupted_table() -> dict[str, list[str]]:
@@ -156,3 +232,17 @@ def test_the_readme_says_what_was_measured() -> None:
     )
     assert f"({second} against {members.replace('NLL ', '')})" in text
     assert SECOND["control (KL, T = 4)"]["nll"]["mean"] < SECOND["DE-3"]["nll"]["mean"]
+
+
+def test_the_readme_says_what_was_measured_on_cifar100() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    rows = {row["model"]: row for row in HUNDRED["rows"]}
+    own, kl = rows["+1 DBN"], rows["+1 DBN (KL, T = 3)"]
+    assert f"at ×{own['macs_ratio']:.3f} MACs has {mean(own, 'acc', 2)} %" in text
+    assert f"the NLL of {mean(own, 'dee', 2)} members (the paper: 76.02 % and 2.461)" in text
+    assert f"its control that of {mean(rows['control'], 'dee', 2)}: " in text
+    owed = HUNDRED["better than the control"]["+1 DBN"]["both"]
+    assert f"{owed['nll']:.3f} of NLL (standard error over images {owed['error']:.3f})" in text
+    assert f"at T = 3 it has {mean(kl, 'acc', 2)} % and an NLL below that of the three members" in text
+    nlls = [mean(rows[name], "nll", 3) for name in (kl["model"], "DE-3", "control (KL, T = 3)")]
+    assert "({} against {}; control {})".format(*nlls) in text

@@ -1,6 +1,6 @@
-"""How different the first three members of some sets are, on CIFAR-10's validation images.
+"""How different the first three members of some sets are, on validation images of CIFAR-10 or CIFAR-100.
 
-    python results/members_cifar10.py DATA.npz FOLDER... [--count 3000]
+    python results/members_cifar.py DATA.npz FOLDER... [--recipe cifar100] [--count 3000]
 
 For each folder of members: their errors, on how many images two of them disagree (1 and 2, 1 and 3, 2 and 3),
 the NLL of each and of all, and the KL from the ensemble's prediction to the first one's.
@@ -13,26 +13,28 @@ from itertools import combinations
 from pathlib import Path
 
 import torch
-from run_cifar import DEVICE, load, load_members
+from cifar import DEVICE, add_recipe, load, load_members
 
 from ensbridge.answers import predict
 from ensbridge.ensemble import ensemble_logit
 from ensbridge.metrics import accuracy, kl_per_image, nll, standard_error
+from ensbridge.recipes.plan import RECIPES
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("folders", type=Path, nargs="+")
+    add_recipe(parser)
     parser.add_argument("--count", type=int, default=3000, help="the first so many validation images")
     options = parser.parse_args()
     val = load(options.data, None).val.subset(torch.arange(options.count, device=DEVICE))
-    truth = val.labels
+    truth, recipe = val.labels, RECIPES[options.recipe]("default")
     assert truth is not None
     print("| members | errors, % | disagree, % | NLL | DE-3: NLL | KL to member 1 |")
     print("|---" * 6 + "|")
     for folder in options.folders:
-        each = [predict(member, val, 500) for member in load_members(folder).first(3).members]
+        each = [predict(member, val, 500) for member in load_members(folder, recipe).first(3).members]
         whole = ensemble_logit(torch.stack(each)).log_softmax(-1)
         labels = [log_probs.argmax(-1) for log_probs in each]
         apart = kl_per_image(whole, each[0])
