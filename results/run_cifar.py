@@ -22,8 +22,8 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -60,53 +60,19 @@ from ensbridge.methods import (
     ProxyEnD2,
     Together,
 )
-from ensbridge.methods.method import AbstractMethod, Batch
+from ensbridge.methods.deep_ensemble import OwnPart
+from ensbridge.methods.method import AbstractMethod
 from ensbridge.metrics import accuracy, nll
 from ensbridge.recipes.plan import RECIPES
 from ensbridge.recipes.recipe import Recipe, build
 from ensbridge.robustness import add_corrupted
 from ensbridge.saving import load as load_model
 from ensbridge.schedule import TemperatureLaw
-from ensbridge.train.config import FitConfig, derive_seed
+from ensbridge.train.config import FitConfig, OwnOrders, derive_seed
 from ensbridge.train.distill import distill_together
 from ensbridge.train.fit import fit
 
 TABLE_NAMES = {"ED": "ED", "EnD2": "EnD²"}
-
-
-@dataclass(frozen=True)
-class OwnOrders(FitConfig):
-    """Batches made of several members' batches, each with the images of its own order."""
-
-    seeds: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, config: FitConfig, seeds: Sequence[int]) -> OwnOrders:
-        """The training of members as `config` has it for one of them, side by side."""
-        count, own = len(seeds), {field.name: getattr(config, field.name) for field in fields(config)}
-        own |= {"epochs": config.epochs * count, "batch_size": config.batch_size * count}
-        return cls(**own, seeds=tuple(seeds))
-
-    def indices(self, images: int, step: int) -> torch.Tensor:
-        """Every member's own images of a step."""
-        size = self.batch_size // len(self.seeds)
-        own = [FitConfig(self.epochs, size, self.lr, seed=seed) for seed in self.seeds]
-        return torch.cat([config.indices(images, step) for config in own])
-
-
-class OwnPart(DeepEnsemble):
-    """A member that learns from its part of each batch."""
-
-    def __init__(self, net: torch.nn.Module, part: int, parts: int) -> None:
-        super().__init__([net])
-        self.part, self.parts = part, parts
-
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """The loss of the part."""
-        assert batch.labels is not None
-        return super().loss(
-            Batch(batch.images.chunk(self.parts)[self.part], batch.labels.chunk(self.parts)[self.part])
-        )
 
 
 def train_members(data: Splits, out: Path, options: argparse.Namespace) -> None:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-
-from ensbridge.methods import DeepEnsemble
-from ensbridge.methods.method import Batch
-from ensbridge.recipes.plan import RECIPES
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "results" / "cifar10.md").read_text(encoding="utf-8")
@@ -131,26 +125,6 @@ def test_what_is_owed_to_the_ensemble_on_cifar100_is_what_was_measured() -> None
     for pair in HUNDRED["averaged"].values():
         figures = [f"{pair[part]['acc']:.2f} / {pair[part]['nll']:.4f}" for part in ("test", "validation")]
         assert re.search(rf"have {figures[0]} \((validation )?{figures[1]}\)", text), figures
-
-
-def test_members_side_by_side_see_the_images_that_they_would_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "results"))
-    from run_cifar import OwnOrders, OwnPart  # type: ignore[import-not-found]
-
-    alone = replace(RECIPES["cifar100"]("default").member_fit, batch_size=4)
-    seeds = (7, 8, 9)
-    shared = OwnOrders.of(alone, seeds)
-    assert shared.total_steps(40) == alone.total_steps(40) == 2000
-    for step in (0, 9, 10, 1999):
-        parts = shared.indices(40, step).chunk(3)
-        assert all(
-            part.equal(replace(alone, seed=seed).indices(40, step))
-            for part, seed in zip(parts, seeds, strict=True)
-        )
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    images, labels = torch.rand(12, 1, 2, 2), torch.randint(3, (12,))
-    own = OwnPart(net, 1, 3).loss(Batch(images, labels))
-    assert own.equal(DeepEnsemble([net]).loss(Batch(images[4:8], labels[4:8])))
 
 
 def cells_of(section: str, name: str) -> list[str]:

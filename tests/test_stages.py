@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+import _runs
 from _recipe import Heard, results, tiny
+from ensbridge.data import Augment
 from ensbridge.files import locked
 from ensbridge.methods.diffusion_bridge import Preset
 from ensbridge.nets import ResNet
 from ensbridge.recipes import Plan, digits, evaluate_run, run_recipe, train_recipe
-from ensbridge.recipes.experiment import grids
+from ensbridge.recipes.experiment import Experiment, grids, make_members
 from ensbridge.recipes.recipe import change
 from ensbridge.scores import read_scores
+from ensbridge.train.checkpoint import load_checkpoint
 
 # ------------------------------------------------------------------------------ stages
 
@@ -42,6 +45,49 @@ def test_the_bridge_that_learns_with_kl_has_a_temperature_of_its_own(tmp_path: P
     base = heated.bridge.temperature.base
     assert temperatures("bridges-kl") == {1.5 * base}
     assert temperatures("bridges") == {base}
+
+
+def test_members_side_by_side_are_those_trained_alone(tmp_path: Path) -> None:
+    # Without augmentation, whose draws are the batch's.
+    alone = tiny(members=3, figure_members=5)
+    alone = replace(alone, member_fit=replace(alone.member_fit, augment=Augment()))
+    together, heard = replace(alone, members_together=2), Heard()
+    train_recipe(alone, tmp_path / "alone", 3, ["members"])
+    train_recipe(together, tmp_path / "together", 3, ["members"], heard)
+    folders = sorted(path.name for path in (tmp_path / "together").glob("member*"))
+    assert folders == ["member-3", "members-1-2"]
+    total, done = heard.stages["members"]
+    assert total == sum(done) == 3 * 4
+    one, other = (
+        evaluate_run(tmp_path / name, recipe)[0]
+        for name, recipe in (("alone", alone), ("together", together))
+    )
+    assert [row.model for row in one.rows] == ["DE-1", "DE-2", "DE-3"]
+    assert one.rows == other.rows
+    assert one.curves == other.curves
+    # More members, for the figures, leave those that are there.
+    before = _runs.contents(tmp_path / "together" / "members-1-2")
+    data = together.load()
+    run = Experiment(together, tmp_path / "together", 3, data, Heard())
+    more = make_members(run, 5)
+    assert {path.name for path in (tmp_path / "together").glob("members*")} == {"members-1-2", "members-4-5"}
+    assert _runs.contents(tmp_path / "together" / "members-1-2") == before
+    five = make_members(replace(run, recipe=alone, folder=tmp_path / "alone"), 5)
+    images = data.test.images
+    assert more(images).equal(five(images))
+
+
+def test_members_side_by_side_go_on_where_they_were_stopped(tmp_path: Path) -> None:
+    recipe = replace(tiny(), members_together=3)
+    train_recipe(recipe, tmp_path / "whole", 3, ["members"])
+    with pytest.raises(ConnectionError):
+        train_recipe(recipe, tmp_path / "stopped", 3, ["members"], Heard(("members", 3)))
+    train_recipe(recipe, tmp_path / "stopped", 3, ["members"])
+    last = "members-1-2-3/checkpoint-000000004.safetensors"
+    whole, stopped = (load_checkpoint(tmp_path / name / last) for name in ("whole", "stopped"))
+    assert _runs.same(whole[0], stopped[0])
+    with pytest.raises(ValueError, match=r"recipe\.members_together is 3 there and left alone here"):
+        train_recipe(tiny(), tmp_path / "stopped", 3, ["members"])
 
 
 def test_stages_one_by_one_give_the_same_bytes_as_the_whole(tmp_path: Path) -> None:
@@ -197,6 +243,7 @@ def test_every_field_that_an_error_names_can_be_set() -> None:
     [
         ("end2_predict=mean", "end2_predict is 'mean'; it must be one of 'dirichlet', 'softmax'"),
         ("end2_divisor=q", "end2_divisor is 'q'; it must be one of 'beta0', 's'"),
+        ("members_together=0", "members_together is 0; it must be 1, which is each by itself, or more"),
         ("kl_heat=0", "kl_heat is 0.0; it must be above 0"),
         ("ed_tau=-1", "ed_tau is -1.0; it must be above 0"),
         ("feature=nonsense", "feature 'nonsense' is not a module of the source"),

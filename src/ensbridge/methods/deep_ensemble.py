@@ -16,7 +16,7 @@ class DeepEnsemble(AbstractMethod):
     """Members trained by plain cross-entropy on labels, each for itself, and averaged in use.
 
     Trained one at a time (`DeepEnsemble([net])`) each member has its own order of images; trained together
-    they share the order and differ by their starts only.
+    they share the order and differ by their starts only, unless each is an `OwnPart`.
 
     >>> import torch
     >>> method = DeepEnsemble([nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)])
@@ -54,3 +54,27 @@ class DeepEnsemble(AbstractMethod):
     def describe(self) -> dict[str, Any]:
         """The members' architectures, as they print."""
         return {"method": "deep_ensemble", "members": [str(member) for member in self.ensemble.members]}
+
+
+class OwnPart(DeepEnsemble):
+    """One member of several that are trained side by side, which learns from its part of each batch alone.
+
+    >>> import torch
+    >>> net, images, labels = nn.Flatten(), torch.rand(6, 1, 1, 3), torch.tensor([0, 1, 2, 0, 1, 2])
+    >>> second = OwnPart(net, part=1, parts=3)
+    >>> second.loss(Batch(images, labels)).equal(DeepEnsemble([net]).loss(Batch(images[2:4], labels[2:4])))
+    True
+    """
+
+    def __init__(self, member: nn.Module, part: int, parts: int) -> None:
+        super().__init__([member])
+        self.part, self.parts = part, parts
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The mean cross-entropy on the part."""
+        labels = None if batch.labels is None else batch.labels.chunk(self.parts)[self.part]
+        return super().loss(Batch(batch.images.chunk(self.parts)[self.part], labels))
+
+    def describe(self) -> dict[str, Any]:
+        """The member's architecture, and which part is its own."""
+        return super().describe() | {"part": [self.part, self.parts]}

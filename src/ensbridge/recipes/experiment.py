@@ -17,13 +17,13 @@ from ensbridge.data.loader import ImageSet
 from ensbridge.ensemble import Ensemble, member_groups
 from ensbridge.evaluation import Aim
 from ensbridge.methods.bezier import BezierCurve
-from ensbridge.methods.deep_ensemble import DeepEnsemble
+from ensbridge.methods.deep_ensemble import DeepEnsemble, OwnPart
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.method import AbstractMethod, Together
-from ensbridge.recipes.recipe import Recipe, build
+from ensbridge.recipes.recipe import Recipe, build, members_by_training
 from ensbridge.recipes.threads import WORKERS, Job, Reporter, side_by_side
 from ensbridge.scores import Curve, Method
-from ensbridge.train.config import FitConfig, derive_seed
+from ensbridge.train.config import FitConfig, OwnOrders, derive_seed
 from ensbridge.train.distill import distill_together, distillation_grids, stage_name
 from ensbridge.train.engine import Engine
 from ensbridge.train.fit import OutOfTime, Progress, Unfinished, fit, seems_finished
@@ -181,21 +181,43 @@ class Experiment:
 
 
 def make_members(run: Experiment, count: int | None = None) -> Ensemble:
-    """Train every member of the table, or as many as are asked for, in a folder of its own."""
+    """Train every member of the table, or as many as are asked for; a folder has those trained together."""
     recipe, count = run.recipe, run.recipe.members if count is None else count
     advance = run.reporter.stage("members", run.steps(recipe.member_fit) * count)
     seeds = [derive_seed(run.seed, "member", index) for index in range(count)]
     members = [run.build(recipe.member, seed) for seed in seeds]
+    groups = members_by_training(recipe, count)
 
     def job(index: int, run: Experiment) -> Job:
-        config = replace(recipe.member_fit, seed=seeds[index])
-        method = DeepEnsemble([members[index]])
-        part = f"member-{index + 1}"
-        return lambda progress: run.fit(part, {"member": (method, config)}, run.data.train, progress)
+        group = groups[index]
+        if len(group) == 1:
+            alone = DeepEnsemble([members[group[0]]]), replace(recipe.member_fit, seed=seeds[group[0]])
+            return lambda progress: run.fit(members_part(group), {"member": alone}, run.data.train, progress)
+        config = OwnOrders.of(recipe.member_fit, [seeds[each] for each in group])
+        several: dict[str, tuple[AbstractMethod, FitConfig]] = {
+            f"member-{each + 1}": (OwnPart(members[each], part, len(group)), config)
+            for part, each in enumerate(group)
+        }
+        return lambda progress: run.fit(
+            members_part(group),
+            several,
+            run.data.train,
+            lambda step, total, loss: progress(step * len(group), total * len(group), loss),
+        )
 
-    run.one_each(job, count, advance)
-    run.keep_curve("member-1", "member", "DE-1", "DE")
+    run.one_each(job, len(groups), advance)
+    run.keep_curve(members_part(groups[0]), "member" if len(groups[0]) == 1 else "member-1", "DE-1", "DE")
     return Ensemble(members).eval()
+
+
+def members_part(group: Group) -> str:
+    """The folder of members that are trained together.
+
+    >>> members_part((0,)), members_part((3, 4))
+    ('member-1', 'members-4-5')
+    """
+    numbers = "-".join(str(index + 1) for index in group)
+    return f"member-{numbers}" if len(group) == 1 else f"members-{numbers}"
 
 
 def make_curves(run: Experiment, ensemble: Ensemble, others: int) -> list[nn.Module]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -57,6 +58,7 @@ class Recipe:
     train_images: int = 0  # how many there are, where that is known before the data is loaded
     rivals_of: tuple[int, ...] = ()  # ensembles that ED, EnD² and BN small stand for, besides the target
     figure_members: int = 0  # of the trade-off and the capacity, where they are more than the table's
+    members_together: int = 1  # how many are trained side by side, where a GPU has room for them
     level_rivals: bool = True  # whether rivals get as many epochs as the bridge
     on_gpu: bool = True  # whether it is worth a GPU, where there is one
 
@@ -74,6 +76,11 @@ class Recipe:
             )
         if self.figure_members > MOST_MEMBERS:
             raise ValueError(f"figure_members is {self.figure_members}; it must be at most {MOST_MEMBERS}")
+        if not 1 <= self.members_together <= MOST_MEMBERS:
+            raise ValueError(
+                f"members_together is {self.members_together}; it must be 1, which is each by itself, or "
+                f"more, at most {MOST_MEMBERS}"
+            )
         for name in ("kl_heat", "ed_tau", "end2_tau"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0, such as 2")
@@ -113,7 +120,10 @@ def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def describe(recipe: Recipe) -> dict[str, Any]:
-    """What decides a recipe's numbers, in JSON's types."""
+    """What decides a recipe's numbers, in JSON's types.
+
+    A switch that came later is left out where it is off, so that runs made before it go on.
+    """
     member = build(recipe.member, 0)
     nets = {
         "member": str(member),
@@ -128,7 +138,21 @@ def describe(recipe: Recipe) -> dict[str, Any]:
             values[name] = asdict(value)
         elif not callable(value):
             values[name] = value
+    if recipe.members_together == 1:
+        del values["members_together"]
     return values | nets
+
+
+def members_by_training(recipe: Recipe, count: int) -> list[tuple[int, ...]]:
+    """The first so many members by those that are trained together; more of them change no group.
+
+    >>> from ensbridge.recipes import digits
+    >>> members_by_training(change(digits(), "members_together=2"), 7)
+    [(0, 1), (2, 3), (4,), (5, 6)]
+    """
+    ends = [*range(0, min(recipe.members, count), recipe.members_together)]
+    ends += [*range(recipe.members, count, recipe.members_together), count]
+    return [tuple(range(start, stop)) for start, stop in pairwise(ends)]
 
 
 def rival_sizes(recipe: Recipe) -> tuple[int, ...]:

@@ -137,16 +137,28 @@ class RunFolder:
             write_atomically(self._log, "".join(kept).encode())
 
 
+class _Absent:
+    """Stands for a value that is not there, as a switch that is off may be."""
+
+    def __repr__(self) -> str:
+        return "left alone"
+
+
+_ABSENT = _Absent()
+
+
 def first_difference(there: Any, here: Any, name: str = "") -> str | None:
     """The first place where two JSON values differ, in words.
 
     >>> first_difference({"fit": {"lr": 0.1}}, {"fit": {"lr": 0.2}})
     'fit.lr is 0.1 there and 0.2 here'
+    >>> first_difference({"together": 3}, {})
+    'together is 3 there and left alone here'
     """
     if isinstance(there, dict) and isinstance(here, dict):
         for key in [*there, *(key for key in here if key not in there)]:
             inner = f"{name}.{key}" if name else key
-            if found := first_difference(there.get(key), here.get(key), inner):
+            if found := first_difference(there.get(key, _ABSENT), here.get(key, _ABSENT), inner):
                 return found
         return None
     if there == here:

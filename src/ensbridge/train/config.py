@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -71,6 +72,11 @@ class FitConfig:
         fields = ("epochs", "batch_size", "augment", "seed")
         return next((name for name in fields if getattr(self, name) != getattr(other, name)), None)
 
+    @property
+    def images_a_step(self) -> int:
+        """How many images a network sees in a step."""
+        return self.batch_size
+
     def total_steps(self, images: int) -> int:
         """How many steps a set of so many images is trained for."""
         return max(1, round(self.epochs * images / self.batch_size))
@@ -95,6 +101,38 @@ class FitConfig:
         first, last = int(epochs[0]), int(epochs[-1])
         orders = torch.cat([_order(images, self.seed, epoch) for epoch in range(first, last + 1)])
         return orders[positions - first * images]
+
+
+@dataclass(frozen=True)
+class OwnOrders(FitConfig):
+    """Batches for networks side by side: part i of each has the images that network i would see alone.
+
+    >>> alone = FitConfig(epochs=1, batch_size=2, lr=0.1)
+    >>> both = OwnOrders.of(alone, seeds=(0, 5))
+    >>> both.batch_size, both.total_steps(6) == alone.total_steps(6)
+    (4, True)
+    >>> both.indices(6, 1)[:2].equal(alone.indices(6, 1))
+    True
+    """
+
+    seeds: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, config: FitConfig, seeds: Sequence[int]) -> OwnOrders:
+        """As many networks as there are seeds, each trained as `config` says."""
+        count, own = len(seeds), {each.name: getattr(config, each.name) for each in fields(config)}
+        own |= {"epochs": config.epochs * count, "batch_size": config.batch_size * count, "seed": seeds[0]}
+        return cls(**own, seeds=tuple(seeds))
+
+    @property
+    def images_a_step(self) -> int:
+        """How many images each of the networks sees in a step."""
+        return self.batch_size // len(self.seeds)
+
+    def indices(self, images: int, step: int) -> Tensor:
+        """The images of every network's own batch, one after the other."""
+        own = [FitConfig(self.epochs, self.images_a_step, self.lr, seed=seed) for seed in self.seeds]
+        return torch.cat([config.indices(images, step) for config in own])
 
 
 def describe_config(config: FitConfig) -> dict[str, Any]:
