@@ -71,9 +71,9 @@ def test_the_loss_of_a_perfect_score_is_zero(ensemble: Ensemble) -> None:
         def forward(self, h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
             return (z_t - ensemble(_tiny.images())) / t.sqrt()[:, None]
 
-    for loss in ("bridge", "kl"):
+    for loss, rounding in (("bridge", 1e-9), ("kl", 1e-7)):  # a square, and a difference of logarithms
         method = DiffusionBridge(ensemble, Perfect(), _tiny.FEATURE, loss=loss)
-        assert method.loss(_tiny.batch()).item() == pytest.approx(0, abs=1e-9)
+        assert method.loss(_tiny.batch()).item() == pytest.approx(0, abs=rounding)
         truth = ensemble(_tiny.images()).log_softmax(-1)
         torch.testing.assert_close(method.log_probs(_tiny.images()), truth, rtol=1e-4, atol=1e-5)
 

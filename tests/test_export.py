@@ -111,7 +111,7 @@ def test_an_export_gives_the_models_logits(
     done = export(fast, tmp_path / f"model.{to}", to, IMAGES)
     assert list(tmp_path.iterdir()) == [done.path]
     assert done.path.stat().st_size == done.size
-    assert done.difference <= 2e-6  # far inside of what is allowed
+    assert done.difference <= 1e-5  # far inside of what is allowed, on whatever processor
     for place in (__file__, room.__file__, torch.__file__, str(tmp_path)):  # paths of this machine
         assert str(Path(place).parent).encode() not in done.path.read_bytes()
     again = runner(done.path)
