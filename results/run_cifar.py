@@ -60,7 +60,6 @@ from ensbridge.methods import (
     ProxyEnD2,
     Together,
 )
-from ensbridge.methods.deep_ensemble import OwnPart
 from ensbridge.methods.method import AbstractMethod
 from ensbridge.metrics import accuracy, nll
 from ensbridge.recipes.plan import RECIPES
@@ -95,7 +94,10 @@ def train_members(data: Splits, out: Path, options: argparse.Namespace) -> None:
         methods = {str(index): DeepEnsemble([nets[index]]) for index in group}
         if options.own_orders:
             seeded = OwnOrders.of(seeded, [seeds[index] for index in group])
-            methods = {str(index): OwnPart(nets[index], part, len(group)) for part, index in enumerate(group)}
+            methods = {
+                str(index): DeepEnsemble([nets[index]], part=(part, len(group)))
+                for part, index in enumerate(group)
+            }
         fit(Together(methods), data.train, seeded, run, progress(f"members {name}"))
         for index in group:
             log_probs = predict(nets[index].eval(), data.val, 1000)

@@ -286,9 +286,10 @@ def heard_of(engine: Engine | None) -> tuple[int, int]:
     return sum(told), len(told)
 
 
-def recipe(engine: Engine, folder: Path) -> tuple[list[str], str]:
+def recipe(engine: Engine, folder: Path, together: int = 1) -> tuple[list[str], str]:
     """Train a recipe and measure it; which parts this process trained, and how."""
     told: list[str] = []
+    tiny = _recipe.tiny(members_together=together)
     real = experiment.fit
 
     def spy(method: Any, data: Any, config: Any, place: Path, progress: Any, **options: Any) -> Any:
@@ -297,7 +298,7 @@ def recipe(engine: Engine, folder: Path) -> tuple[list[str], str]:
         return real(method, data, config, place, progress, **options)
 
     experiment.fit = distill_module.fit = spy
-    train_recipe(_recipe.tiny(), folder, 0, ("members", "distill"))
-    train_recipe(_recipe.tiny(), folder, 0, ("members", "distill"))  # of which all is there
-    scores, _ = evaluate_run(folder, _recipe.tiny())
+    train_recipe(tiny, folder, 0, ("members", "distill"))
+    train_recipe(tiny, folder, 0, ("members", "distill"))  # of which all is there
+    scores, _ = evaluate_run(folder, tiny)
     return told, json.dumps(json.loads(scores.to_json()), sort_keys=True)

@@ -36,6 +36,21 @@ def test_members_trained_together_get_the_gradients_they_would_get_alone() -> No
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-7)
 
 
+def test_a_member_of_several_learns_from_its_part_of_a_batch() -> None:
+    member, data = _tiny.member(0), _tiny.data(6)
+    whole = Batch(data.images, data.labels)
+    for number in range(3):
+        rows = slice(2 * number, 2 * number + 2)
+        own = DeepEnsemble([member], part=(number, 3))
+        assert own.loss(whole).equal(DeepEnsemble([member]).loss(Batch(data.images[rows], data.labels[rows])))
+        assert own.describe()["part"] == [number, 3]
+    assert "part" not in DeepEnsemble([member]).describe()  # as runs made before parts were
+    with pytest.raises(ValueError, match="a batch of 6 images has no 4 equal parts"):
+        DeepEnsemble([member], part=(0, 4)).loss(whole)
+    with pytest.raises(ValueError, match=r"part is \(3, 3\); it must be"):
+        DeepEnsemble([member], part=(3, 3))
+
+
 @torch.no_grad()
 def test_the_deep_ensembles_prediction_is_the_mean_softmax() -> None:
     members = [_tiny.member(0), _tiny.batch_norm_member(1)]

@@ -108,6 +108,14 @@ def test_each_process_hears_of_all_images(both: _world.Both) -> None:
 
 
 @several
+def test_members_that_are_trained_together_stay_in_one_process(both: _world.Both, tmp_path: Path) -> None:
+    (first, scores), (second, other) = both(_world.recipe, tmp_path / "two", 2)
+    alone = [{each for each in told if each.endswith(" alone")} for told in (first, second)]
+    assert alone == [{"members-1-to-2 alone"}, {"member-3 alone"}]
+    assert scores == other
+
+
+@several
 def test_a_recipe_spreads_members_and_shares_the_rest(both: _world.Both, tmp_path: Path) -> None:
     (first, scores), (second, other) = both(_world.recipe, tmp_path / "two")
     shared = {"bridges together", "bridges-kl together", "5-to-1 together"}

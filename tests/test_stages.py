@@ -17,6 +17,7 @@ from ensbridge.methods.diffusion_bridge import Preset
 from ensbridge.nets import ResNet
 from ensbridge.recipes import Plan, digits, evaluate_run, run_recipe, train_recipe
 from ensbridge.recipes.experiment import Experiment, grids, make_members
+from ensbridge.recipes.outline import outline
 from ensbridge.recipes.recipe import change
 from ensbridge.scores import read_scores
 from ensbridge.train.checkpoint import load_checkpoint
@@ -48,14 +49,13 @@ def test_the_bridge_that_learns_with_kl_has_a_temperature_of_its_own(tmp_path: P
 
 
 def test_members_side_by_side_are_those_trained_alone(tmp_path: Path) -> None:
-    # Without augmentation, whose draws are the batch's.
     alone = tiny(members=3, figure_members=5)
-    alone = replace(alone, member_fit=replace(alone.member_fit, augment=Augment()))
+    assert alone.member_fit.augment == Augment()  # whose draws would be the whole batch's
     together, heard = replace(alone, members_together=2), Heard()
     train_recipe(alone, tmp_path / "alone", 3, ["members"])
     train_recipe(together, tmp_path / "together", 3, ["members"], heard)
     folders = sorted(path.name for path in (tmp_path / "together").glob("member*"))
-    assert folders == ["member-3", "members-1-2"]
+    assert folders == ["member-3", "members-1-to-2"]
     total, done = heard.stages["members"]
     assert total == sum(done) == 3 * 4
     one, other = (
@@ -66,28 +66,59 @@ def test_members_side_by_side_are_those_trained_alone(tmp_path: Path) -> None:
     assert one.rows == other.rows
     assert one.curves == other.curves
     # More members, for the figures, leave those that are there.
-    before = _runs.contents(tmp_path / "together" / "members-1-2")
+    before = _runs.contents(tmp_path / "together" / "members-1-to-2")
     data = together.load()
     run = Experiment(together, tmp_path / "together", 3, data, Heard())
     more = make_members(run, 5)
-    assert {path.name for path in (tmp_path / "together").glob("members*")} == {"members-1-2", "members-4-5"}
-    assert _runs.contents(tmp_path / "together" / "members-1-2") == before
+    assert {path.name for path in (tmp_path / "together").glob("members*")} == {
+        "members-1-to-2",
+        "members-4-to-5",
+    }
+    assert _runs.contents(tmp_path / "together" / "members-1-to-2") == before
     five = make_members(replace(run, recipe=alone, folder=tmp_path / "alone"), 5)
     images = data.test.images
     assert more(images).equal(five(images))
 
 
+def test_as_many_members_side_by_side_as_there_are(tmp_path: Path) -> None:
+    recipe = replace(tiny(), members_together=100)
+    # Rounded as for one member: 0.3 epochs of 40 images in batches of 5 are 2 steps, three times as many 7.
+    recipe = replace(recipe, member_fit=replace(recipe.member_fit, epochs=0.3))
+    heard = Heard()
+    train_recipe(recipe, tmp_path, 3, ["members"], heard)
+    assert [path.name for path in tmp_path.glob("member*")] == ["members-1-to-3"]
+    total, done = heard.stages["members"]
+    assert total == sum(done) == 3 * 2
+    assert outline(recipe, ["members"])[0].startswith("members   3 × member, 3 at a time ")
+
+
+def test_words_that_give_the_same_recipe_take_the_place_of_the_old(tmp_path: Path) -> None:
+    old = Plan("digits", changes=("member_fit.epochs=0.1", "kl_heat=1"))
+    train_recipe(old, tmp_path, 0, ["members"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["plan"]["changes"] = ["member_fit.epochs=0.1", "kl_heat=3"]  # as if the recipe had changed
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"kl_heat is 1\.0 there and 3\.0 here"):
+        evaluate_run(tmp_path)
+    train_recipe(old, tmp_path, 0, ["members"])
+    assert [row.model for row in evaluate_run(tmp_path)[0].rows][:2] == ["DE-1", "DE-2"]
+    # A recipe without words of its own leaves those that are there.
+    train_recipe(old.recipe(), tmp_path, 0, ["members"])
+    assert json.loads((tmp_path / "config.json").read_text())["plan"] == old.to_json()
+
+
 def test_members_side_by_side_go_on_where_they_were_stopped(tmp_path: Path) -> None:
-    recipe = replace(tiny(), members_together=3)
+    noisy = replace(tiny().member_fit, augment=Augment(noise=0.1))
+    recipe = replace(tiny(), members_together=3, member_fit=noisy)
     train_recipe(recipe, tmp_path / "whole", 3, ["members"])
     with pytest.raises(ConnectionError):
         train_recipe(recipe, tmp_path / "stopped", 3, ["members"], Heard(("members", 3)))
     train_recipe(recipe, tmp_path / "stopped", 3, ["members"])
-    last = "members-1-2-3/checkpoint-000000004.safetensors"
+    last = "members-1-to-3/checkpoint-000000004.safetensors"
     whole, stopped = (load_checkpoint(tmp_path / name / last) for name in ("whole", "stopped"))
     assert _runs.same(whole[0], stopped[0])
     with pytest.raises(ValueError, match=r"recipe\.members_together is 3 there and left alone here"):
-        train_recipe(tiny(), tmp_path / "stopped", 3, ["members"])
+        train_recipe(replace(recipe, members_together=1), tmp_path / "stopped", 3, ["members"])
 
 
 def test_stages_one_by_one_give_the_same_bytes_as_the_whole(tmp_path: Path) -> None:

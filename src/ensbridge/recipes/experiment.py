@@ -17,7 +17,7 @@ from ensbridge.data.loader import ImageSet
 from ensbridge.ensemble import Ensemble, member_groups
 from ensbridge.evaluation import Aim
 from ensbridge.methods.bezier import BezierCurve
-from ensbridge.methods.deep_ensemble import DeepEnsemble, OwnPart
+from ensbridge.methods.deep_ensemble import DeepEnsemble
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.method import AbstractMethod, Together
 from ensbridge.recipes.recipe import Recipe, build, members_by_training
@@ -195,7 +195,7 @@ def make_members(run: Experiment, count: int | None = None) -> Ensemble:
             return lambda progress: run.fit(members_part(group), {"member": alone}, run.data.train, progress)
         config = OwnOrders.of(recipe.member_fit, [seeds[each] for each in group])
         several: dict[str, tuple[AbstractMethod, FitConfig]] = {
-            f"member-{each + 1}": (OwnPart(members[each], part, len(group)), config)
+            f"member-{each + 1}": (DeepEnsemble([members[each]], part=(part, len(group))), config)
             for part, each in enumerate(group)
         }
         return lambda progress: run.fit(
@@ -211,13 +211,13 @@ def make_members(run: Experiment, count: int | None = None) -> Ensemble:
 
 
 def members_part(group: Group) -> str:
-    """The folder of members that are trained together.
+    """The folder of members that are trained together, which follow each other.
 
     >>> members_part((0,)), members_part((3, 4))
-    ('member-1', 'members-4-5')
+    ('member-1', 'members-4-to-5')
     """
-    numbers = "-".join(str(index + 1) for index in group)
-    return f"member-{numbers}" if len(group) == 1 else f"members-{numbers}"
+    first, last = group[0] + 1, group[-1] + 1
+    return f"member-{first}" if first == last else f"members-{first}-to-{last}"
 
 
 def make_curves(run: Experiment, ensemble: Ensemble, others: int) -> list[nn.Module]:

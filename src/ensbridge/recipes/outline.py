@@ -28,7 +28,7 @@ def outline(recipe: Recipe, stages: Sequence[str]) -> list[str]:
     bridge = [(walked, steps, walk), (2 * len(places), f"bridge (KL{own})", recipe.kl_fit)]
     dealt = {group for members in range(2, recipe.most_members + 1) for group in groups_for(recipe, members)}
     more = recipe.most_members - recipe.members
-    together = recipe.members_together
+    together = min(recipe.members_together, recipe.members)
     member = "member" if together == 1 else f"member, {together} at a time"
     extra = [(more, member, recipe.member_fit)] if more else []
     parts: dict[str, list[tuple[int, str, FitConfig]]] = {

@@ -144,7 +144,7 @@ def describe(recipe: Recipe) -> dict[str, Any]:
 
 
 def members_by_training(recipe: Recipe, count: int) -> list[tuple[int, ...]]:
-    """The first so many members by those that are trained together; more of them change no group.
+    """The first so many members by those that are trained together, the table's apart from others.
 
     >>> from ensbridge.recipes import digits
     >>> members_by_training(change(digits(), "members_together=2"), 7)

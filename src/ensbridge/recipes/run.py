@@ -127,10 +127,9 @@ def _opened(
     engine = join()
     with one_thread(), engine.together() if engine else nullcontext(), ExitStack() as held:
         recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
-        named = plan if isinstance(plan, Plan) else Plan(recipe.name, recipe.preset)
         place = choose_device(device, recipe)
         place = engine.start(place) if engine else place
-        run = _open(recipe, named, out, seed, reporter, train, place, engine)
+        run = _open(plan, recipe, out, seed, reporter, train, place, engine)
 
         def lock() -> None:
             held.enter_context(locked(run.folder))
@@ -142,8 +141,8 @@ def _opened(
 
 
 def _open(
+    plan: Plan | Recipe,
     recipe: Recipe,
-    named: Plan,
     out: Path,
     seed: int,
     reporter: Reporter,
@@ -155,11 +154,15 @@ def _open(
         open_folder(out)  # before the data is loaded, which may take long
     data = recipe.load()
     recipe.try_networks(data)
+    in_words = isinstance(plan, Plan)
+    named = plan if in_words else Plan(recipe.name, recipe.preset)
     description = {"plan": named.to_json(), "recipe": describe(recipe), "seed": seed}
 
     def begin() -> Path:
-        # The same recipe may be asked for in other words.
-        return RunFolder(out, description, ignore=("plan",)).path
+        folder = RunFolder(out, description, ignore=("plan",))
+        if train and in_words:  # the old words may be those of a recipe that has changed since
+            folder.describe(description)
+        return folder.path
 
     folder = engine.from_first(begin) if engine else begin()
     data = Splits(*(part.to(place) for part in data))

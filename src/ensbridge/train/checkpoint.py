@@ -82,10 +82,14 @@ class RunFolder:
         elif any(found for pattern in OUTPUTS for found in self.path.glob(pattern)):
             raise ValueError(f"{self.path} holds results without their config.json; choose another folder")
         else:
-            write_atomically(config, json.dumps(wanted, indent=2).encode())
+            self.describe(wanted)
         for left in self.path.glob(".checkpoint-*.tmp"):  # by a kill while it was being written
             left.unlink()
         self._saved, self._took = time.monotonic(), 0.0
+
+    def describe(self, description: Mapping[str, Any]) -> None:
+        """Write config.json: the same configuration may come to be asked for in other words."""
+        write_atomically(self.path / "config.json", json.dumps(description, indent=2).encode())
 
     @property
     def _log(self) -> Path:

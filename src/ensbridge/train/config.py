@@ -69,13 +69,8 @@ class FitConfig:
         >>> one.other_batches(FitConfig(epochs=1, batch_size=3, lr=0.2))
         'batch_size'
         """
-        fields = ("epochs", "batch_size", "augment", "seed")
-        return next((name for name in fields if getattr(self, name) != getattr(other, name)), None)
-
-    @property
-    def images_a_step(self) -> int:
-        """How many images a network sees in a step."""
-        return self.batch_size
+        names = ("epochs", "batch_size", "augment", "seed", "seeds")
+        return next((name for name in names if getattr(self, name, ()) != getattr(other, name, ())), None)
 
     def total_steps(self, images: int) -> int:
         """How many steps a set of so many images is trained for."""
@@ -105,33 +100,31 @@ class FitConfig:
 
 @dataclass(frozen=True)
 class OwnOrders(FitConfig):
-    """Batches for networks side by side: part i of each has the images that network i would see alone.
+    """How networks side by side are trained, each as a configuration says for one of them.
+
+    A batch has `batch_size` images for each, one network's after the other's: those that it would see alone.
 
     >>> alone = FitConfig(epochs=1, batch_size=2, lr=0.1)
-    >>> both = OwnOrders.of(alone, seeds=(0, 5))
-    >>> both.batch_size, both.total_steps(6) == alone.total_steps(6)
-    (4, True)
-    >>> both.indices(6, 1)[:2].equal(alone.indices(6, 1))
+    >>> OwnOrders.of(alone, seeds=(0, 5)).indices(6, 1)[:2].equal(alone.indices(6, 1))
     True
     """
 
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()  # of the orders; the first is that of all else
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seeds[:1] != (self.seed,):
+            raise ValueError(f"seeds are {self.seeds}; they must begin with the seed, {self.seed}")
 
     @classmethod
     def of(cls, config: FitConfig, seeds: Sequence[int]) -> OwnOrders:
-        """As many networks as there are seeds, each trained as `config` says."""
-        count, own = len(seeds), {each.name: getattr(config, each.name) for each in fields(config)}
-        own |= {"epochs": config.epochs * count, "batch_size": config.batch_size * count, "seed": seeds[0]}
-        return cls(**own, seeds=tuple(seeds))
-
-    @property
-    def images_a_step(self) -> int:
-        """How many images each of the networks sees in a step."""
-        return self.batch_size // len(self.seeds)
+        """The configuration of as many networks as there are seeds."""
+        own = {each.name: getattr(config, each.name) for each in fields(config)}
+        return cls(**own | {"seed": seeds[0], "seeds": tuple(seeds)})
 
     def indices(self, images: int, step: int) -> Tensor:
-        """The images of every network's own batch, one after the other."""
-        own = [FitConfig(self.epochs, self.images_a_step, self.lr, seed=seed) for seed in self.seeds]
+        """The images of every network's own batch."""
+        own = [FitConfig(self.epochs, self.batch_size, self.lr, seed=seed) for seed in self.seeds]
         return torch.cat([config.indices(images, step) for config in own])
 
 

@@ -160,7 +160,7 @@ class _Run:
         config, state, last = self.config, self.state, stop == self.total
         if self.run_dir is not None and (last or stop % config.log_every == 0):
             if self.folder:
-                line = {"step": stop, "images": stop * config.images_a_step, "loss": loss}
+                line = {"step": stop, "images": stop * config.batch_size, "loss": loss}
                 self.folder.log(line | ({"losses": state.means()} if len(state.sums) > 1 else {}))
             state.forget()
         late = self._is_late(stop)
