@@ -3,14 +3,15 @@
     python results/make_cifar100.py
     python results/make_cifar100.py --keep OUT --data cifar100.npz
 
-Writes cifar100.json beside this file, and cifar100/report.html. --keep first takes what is needed of the
-predictions that `run_cifar.py bridges` left in OUT: each image's NLL and whether its label was found.
+Writes cifar100.json beside this file, and cifar100/report.html. --keep first takes over the scores that
+`run_cifar.py bridges` left in OUT, and of its predictions each image's NLL and whether its label was found.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from make_cifar10 import mean_of, rows, write_page
 
 from ensbridge.report import paper_rows
-from ensbridge.scores import read_scores, summarise
+from ensbridge.scores import Row, read_scores, summarise
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "cifar100"
@@ -30,10 +31,11 @@ PAIRS = {"two bridges": tuple(CONTROLS), "control of two": tuple(CONTROLS.values
 
 
 def keep(out: Path, data: Path) -> None:
-    """Take each image's NLL and whether it was right from predictions, those of averaged pairs too."""
+    """Take over a run's scores, and of its predictions, and those of averaged pairs, what is needed."""
     with np.load(data) as arrays:
         labels = {"test": arrays["test_labels"], "validation": arrays["train_labels"][40_960:]}
     for part in PARTS:
+        shutil.copy(out / f"c100-{part}.json", FOLDER / f"seed0-{part}.json")
         found: dict[str, np.ndarray] = {}
         with np.load(out / f"c100-{part}.npz") as held:
             probs = {name: np.exp(held[name].astype(np.float64)) for name in held.files}
@@ -64,6 +66,13 @@ def differences(one: str, other: str) -> dict[str, dict[str, float]]:
     return found
 
 
+def calibrated_ece(row: Row) -> float:
+    """ECE at the temperature that was fitted on validation."""
+    bins = [each for each in row.reliability.after if each.count] if row.reliability else []
+    apart = sum(each.count * abs(each.confidence - each.accuracy) for each in bins)
+    return apart / sum(each.count for each in bins)
+
+
 def averaged(name: str) -> dict[str, dict[str, float]]:
     """Accuracy and NLL of two bridges' averaged predictions."""
     found = {}
@@ -79,6 +88,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="OUT")
     parser.add_argument("--data", type=Path, help="the npz, for its labels")
     options = parser.parse_args()
+    if options.keep and not options.data:
+        parser.error("--keep needs the labels; give --data cifar100.npz")
     if options.keep:
         keep(options.keep, options.data)
     test, validation = (summarise([read_scores(FOLDER / f"seed0-{part}.json")], main=MAIN) for part in PARTS)
@@ -92,6 +103,7 @@ def main() -> None:
         "paper": [asdict(row) for row in paper_rows(test.dataset)],
         "better than the control": owed | {"two bridges": differences(*PAIRS)},
         "averaged": {name: averaged(name) for name in PAIRS},
+        "calibrated ece": {group.model: calibrated_ece(group.first) for group in test.rows},
     }
     (HERE / "cifar100.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     page = write_page(test, FOLDER)
