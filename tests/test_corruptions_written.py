@@ -242,13 +242,14 @@ def test_another_set_in_the_folder_is_refused(options: dict[str, Any], words: st
     assert content(whole) == before
 
 
-def test_the_published_set_is_never_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "fog.npy").write_bytes(b"published")
-    with pytest.raises(
-        ValueError, match=r"holds fog\.npy but no manifest\.json, so it is another set; choose"
-    ):
+@pytest.mark.parametrize("name", ["fog.npy", "config.json"], ids=["published", "run"])
+def test_nothing_is_written_among_other_things(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"mine")
+    words = f"holds {name} but no manifest.json, so it is something else; choose another folder"
+    with pytest.raises(ValueError, match=re.escape(words)):
         made(tmp_path)
-    assert (tmp_path / "fog.npy").read_bytes() == b"published"
+    assert {path.name for path in tmp_path.iterdir()} == {name, ".lock"}
+    assert (tmp_path / name).read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"files": 3}', "{"])

@@ -386,3 +386,17 @@ def test_errors_say_what_is_wrong(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         evaluate(models, data, **options)
+
+
+@pytest.mark.parametrize("part", ["test", "validation"])
+def test_labels_of_other_classes_are_refused_after_one_image(part: str) -> None:
+    nets = [_runs.member(seed) for seed in range(2)]
+    seen: list[int] = []
+    for net in nets:
+        net.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    right = _runs.data(1, 20)
+    wrong = ImageSet(right.images, torch.full((20,), 7))
+    sets = (wrong, right) if part == "test" else (right, wrong)
+    with pytest.raises(ValueError, match=r"labels contain 7; with 3 classes they lie in 0\.\.2"):
+        evaluate({"one": nets[0]}, *sets, reference=Ensemble(nets))
+    assert seen == [1]

@@ -289,3 +289,14 @@ def test_images_that_a_network_cannot_take_are_named() -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(27, 3))
     with pytest.raises(ValueError, match=r"member 2 cannot take images .*\(3, 8, 8\) .*in preprocess="):
         fast.fidelity(IMAGES, members=[members[0], flat])
+
+
+def test_labels_of_other_classes_are_refused_before_all_images_are_run() -> None:
+    fast, members = compressed(MEMBERS[1])
+    seen: list[int] = []
+    for each in members:
+        each.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    wrong = torch.full((len(IMAGES),), 3)
+    with pytest.raises(ValueError, match=r"labels contain 3; with 3 classes they lie in 0\.\.2"):
+        fast.fidelity((IMAGES, wrong), members=members)
+    assert max(seen) < len(IMAGES)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge import metrics
-from ensbridge.answers import Advance, predict_each, predict_ladder, unheard
+from ensbridge.answers import Advance, predict, predict_each, predict_ladder, unheard
 from ensbridge.cost import count_macs, count_params
 from ensbridge.data.loader import ImageSet, as_image_set
 from ensbridge.ensemble import Ensemble
 from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.metrics.checks import checked_labels
 from ensbridge.scores import Bin, Method, Reliability, Row, Scores, control_of
 from ensbridge.train.engine import Engine
 
@@ -92,12 +93,21 @@ class Ruler:
             raise ValueError(f"target is {target}; the reference has {len(reference)} members")
         self.test, self.labels = _labelled(test, "test")
         self.val, self.val_labels = (None, None) if val is None else _labelled(val, "val")
+        self._check_labels(ladder)
         self.ladder = ladder or predict_ladder(reference, self.test, batch_size, engine, advance)
         self.val_ladder = (
             None if self.val is None else predict_ladder(reference, self.val, batch_size, engine, advance)
         )
         self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.ladder]
         self.image = self.test.batch(torch.arange(1, device=self.test.images.device))[0]
+
+    def _check_labels(self, ladder: list[Tensor] | None) -> None:
+        """Refuse labels that are no classes of the members before these see more than one image."""
+        one = self.test.subset(torch.arange(1, device=self.test.images.device))
+        classes = (ladder[0] if ladder else predict(self.reference.source, one)).shape[1]
+        for labels in (self.labels, self.val_labels):
+            if labels is not None:
+                checked_labels(labels, classes)
 
     @property
     def classes(self) -> int:

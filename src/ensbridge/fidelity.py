@@ -24,6 +24,7 @@ from ensbridge.metrics import (
     nll_per_image,
     standard_error,
 )
+from ensbridge.metrics.checks import checked_labels
 from ensbridge.nets.preprocessed import Preprocess, with_preprocessing
 from ensbridge.scores import Row
 
@@ -97,7 +98,7 @@ def measure_fidelity(
     data = collect(test, "test")
     ensemble = Ensemble(with_preprocessing(nets, preprocess)).eval()
     few = data.subset(torch.arange(min(TRIED, len(data)), device=data.images.device))
-    _check_models(fast, ensemble, few)
+    _check(fast, ensemble, few, data.labels)
     costs = _costs(fast, ensemble, few)
     *ladder, ours = predict_each({**ensemble.ladder(), "this": fast}, data).values()
     real, source = ladder[-1], ladder[0]
@@ -148,8 +149,8 @@ def _costs(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet) -> _Costs:
     return _Costs(count_macs(fast, image) / macs[0], [total / macs[0] for total in accumulate(macs)])
 
 
-def _check_models(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet) -> None:
-    """Refuse images that the networks cannot take, and a first member that is not the model's source."""
+def _check(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet, labels: Tensor | None) -> None:
+    """Refuse images and labels that the networks cannot take, and a first member that is not the source."""
     images = next(iter(few.batches(len(few))))[0]
     try_network(fast.eval(), images, "this model", "give test images as compress had them")
     try_members(ensemble, images)
@@ -159,6 +160,8 @@ def _check_models(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet) -> None
             "the first of members does not predict as this model's source does; give the members in their "
             "order, with preprocess= as it was given to compress"
         )
+    if labels is not None:
+        checked_labels(labels, mine.shape[1])
 
 
 def _before_calibration(row: Row, ruler: Ruler, raw: Tensor) -> Row:

@@ -96,7 +96,9 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
                     header = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
                     found[name.removesuffix(".npy")] = getattr(np.lib.format, header)(file)[0]
     except _DAMAGE as error:
-        raise ValueError(f"{path} is cut short or no .npz of plain arrays ({one_line(error)})") from error
+        raise ValueError(
+            f"{path} is cut short or no .npz of plain arrays ({one_line(error)}); write it again"
+        ) from error
     return found
 
 

@@ -17,14 +17,7 @@ def checked(log_probs: Tensor, labels: Tensor, normalised: bool = True) -> tuple
         raise ValueError(f"log_probs are {log_probs.dtype}; they must be floating point")
     if tuple(labels.shape) != shape[:1]:
         raise ValueError(f"labels have shape {tuple(labels.shape)}; {shape[0]} images need ({shape[0]},)")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"labels are {labels.dtype}; they must be integers, so convert them with .long()")
-    log_probs_BK, labels_B = log_probs.detach().cpu().double(), labels.detach().cpu().long()
-    outside = labels_B[(labels_B < 0) | (labels_B >= shape[1])]
-    if len(outside) > 0:
-        raise ValueError(
-            f"labels contain {int(outside[0])}; with {shape[1]} classes they lie in 0..{shape[1] - 1}"
-        )
+    log_probs_BK, labels_B = log_probs.detach().cpu().double(), checked_labels(labels, shape[1])
     for name, wrong_BK in (("nan", log_probs_BK.isnan()), ("inf", log_probs_BK == math.inf)):
         if wrong_BK.any():
             image = int(wrong_BK.any(1).nonzero()[0])
@@ -38,3 +31,20 @@ def checked(log_probs: Tensor, labels: Tensor, normalised: bool = True) -> tuple
                 f"log_probs give an image a total probability of {total:.4g}; pass logits.log_softmax(-1)"
             )
     return log_probs_BK, labels_B
+
+
+def checked_labels(labels: Tensor, classes: int) -> Tensor:
+    """The labels as int64 on the CPU, or a ValueError where they are none of so many classes.
+
+    >>> checked_labels(torch.tensor([0, 3]), classes=3)
+    Traceback (most recent call last):
+    ValueError: labels contain 3; with 3 classes they lie in 0..2
+    """
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"labels are {labels.dtype}; they must be integers, so convert them with .long()")
+    labels_B = labels.detach().cpu().long()
+    outside = labels_B[(labels_B < 0) | (labels_B >= classes)]
+    if len(outside) > 0:
+        first = int(outside[0])
+        raise ValueError(f"labels contain {first}; with {classes} classes they lie in 0..{classes - 1}")
+    return labels_B

@@ -175,9 +175,10 @@ def _resume(folder: Path, made: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a folder, begun if it is empty; whatever is not of this very set is refused."""
     path = folder / MANIFEST
     if not path.exists():
-        if strange := sorted(each.name for each in folder.glob("*.npy")):
+        if strange := sorted(each.name for each in folder.iterdir() if each.name not in (".lock", PARTS)):
             raise ValueError(
-                f"{folder} holds {strange[0]} but no {MANIFEST}, so it is another set; choose another folder"
+                f"{folder} holds {strange[0]} but no {MANIFEST}, so it is something else; choose another "
+                "folder"
             )
         shutil.rmtree(folder / PARTS, ignore_errors=True)
         made_by = ", ".join(
