@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import _runs
 import ensbridge
@@ -204,6 +205,11 @@ def raising(error: BaseException) -> Callable[..., Any]:
         (ValueError("lr is 0; it must be above 0"), 2, "lr is 0; it must be above 0"),
         (PermissionError(13, "Permission denied", "/a/run"), 2, "Permission denied: '/a/run'"),
         (FloatingPointError("the loss is nan at step 7"), 1, "the loss is nan at step 7"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 80 GiB.\nMore"),
+            2,
+            "CUDA out of memory; take smaller batches, fewer members together, or --device cpu",
+        ),
         (KeyboardInterrupt(), 130, "interrupted; run the same command again, what it has saved is kept"),
     ],
 )
@@ -222,10 +228,13 @@ def test_errors_become_one_sentence_and_an_exit_code(
     assert words in one_sentence(captured.err)
 
 
-def test_a_mistake_of_the_program_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensbridge.recipes.run_recipe", raising(ZeroDivisionError("a bug")))
+@pytest.mark.parametrize("error", [ZeroDivisionError, RuntimeError])
+def test_a_mistake_of_the_program_is_not_hidden(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensbridge.recipes.run_recipe", raising(error("a bug")))
     monkeypatch.setattr(sys, "argv", ["ensbridge", "quickstart", "--out", str(tmp_path)])
-    with pytest.raises(ZeroDivisionError, match="a bug"):
+    with pytest.raises(error, match="a bug"):
         cli.main()
 
 

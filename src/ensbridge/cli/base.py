@@ -31,6 +31,11 @@ def main() -> None:
         fail(f"{error.name} is not installed; pip install 'ensbridge[quickstart]'", code=2)
     except FloatingPointError as error:
         fail(str(error), code=1)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not loaded for its name alone
+            raise
+        reason = str(error).partition(". ")[0]
+        fail(f"{reason}; take smaller batches, fewer members together, or --device cpu", code=2)
     except SystemExit as leaving:
         if leaving.code == 130:  # what typer makes of an interrupt
             fail("interrupted; run the same command again, what it has saved is kept", code=130)
