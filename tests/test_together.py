@@ -264,6 +264,30 @@ def test_configurations_of_other_methods_are_refused(ensemble: Ensemble) -> None
         eb.fit(methods["ed"], _tiny.data(), {})
 
 
+class _InTwoParts(EnsembleDistillation):
+    """A student whose head has an optimiser of its own."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        super().__init__(ensemble, nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Linear(8, 3)))
+
+    def parts(self) -> list[str]:
+        return ["1", "2"]
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_parts_of_a_student_may_have_an_optimizer_each(ensemble: Ensemble, around: bool) -> None:
+    method = _InTwoParts(ensemble)
+    before = {name: weight.detach().clone() for name, weight in method.student.named_parameters()}
+    still = FitConfig(epochs=1, batch_size=8, lr=1e-30, optimizer="sgd")
+    own = {"1": still, "2": replace(still, lr=0.1)}
+    if around:  # among other methods
+        eb.fit(Together({"a": method}), _tiny.data(), {f"a.{part}": each for part, each in own.items()})
+    else:
+        eb.fit(method, _tiny.data(), own)
+    moved = {name for name, weight in method.student.named_parameters() if not weight.equal(before[name])}
+    assert moved == {"2.weight", "2.bias"}
+
+
 def test_a_run_with_other_configurations_is_refused(tmp_path: Path) -> None:
     _runs.begin("together", tmp_path)
     files, own = _runs.contents(tmp_path), _runs.config("together")

@@ -127,6 +127,10 @@ class AbstractMethod(ABC):
         """The parts of the student whose weights are averaged, by name ("" is all of it)."""
         return [("", self.ema)] if self.ema else []
 
+    def parts(self) -> Sequence[str]:
+        """The parts of the student that have an optimiser each, by name ("" is all of it)."""
+        return [""]
+
     def networks(self) -> Sequence[nn.Module]:
         """The trained networks that the loss calls, which may be compiled."""
         return [self.student]
@@ -177,6 +181,12 @@ class Together(AbstractMethod):
             (f"{name}.{part}".rstrip("."), rule)
             for name, method in self.methods.items()
             for part, rule in method.averages()
+        ]
+
+    def parts(self) -> Sequence[str]:
+        """Each method's own."""
+        return [
+            f"{name}.{part}".rstrip(".") for name, method in self.methods.items() for part in method.parts()
         ]
 
     def log_probs(self, images: Tensor) -> Tensor:

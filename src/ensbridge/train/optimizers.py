@@ -1,4 +1,4 @@
-"""The optimisers of a run: one for the whole student, or one for each method that is trained together."""
+"""The optimisers of a run: one for the whole student, or one for each of its parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ensbridge.methods.method import AbstractMethod, Together
+from ensbridge.methods.method import AbstractMethod
 from ensbridge.train.config import FitConfig
 
 Configs = FitConfig | Mapping[str, FitConfig]
@@ -17,7 +17,7 @@ def shared_config(method: AbstractMethod, config: Configs) -> FitConfig:
     """The configuration whose batches all methods share; several that do not share them are refused."""
     if isinstance(config, FitConfig):
         return config
-    names = list(method.methods) if isinstance(method, Together) else []
+    names = list(method.parts())
     if not config or set(config) != set(names):
         raise ValueError(
             f"configurations are for {', '.join(config)}; the methods are {', '.join(names) or 'one'}: "
