@@ -27,8 +27,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("answers", "evaluation", "fast_ensemble", "fidelity", "inference", "robustness", "saving", "train"),
     ("methods",),
     ("ensemble", "calibration", "sampler", "nets", "data"),
-    ("schedule", "metrics", "agreement", "cost", "devices", "scores", "files", "progress"),
-    ("words",),
+    ("schedule", "metrics", "agreement", "cost", "devices", "scores", "progress"),
+    ("words", "files"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 NEIGHBOURS_TALK = (FLOOR["train"], FLOOR["nets"])
@@ -148,7 +148,7 @@ def test_the_walk_sees_the_package() -> None:
         ("methods/method.py", "from ..train.fit import fit", "imports train, which is above methods"),
         ("methods/method.py", "def f():\n    from ensbridge.cli import main", "imports cli, which is above"),
         ("methods/method.py", 'importlib.import_module("ensbridge.train")', "imports train, which is above"),
-        ("scores/rows.py", "from ensbridge.files import read_json", "imports files, which is beside scores"),
+        ("scores/rows.py", "from ensbridge.progress import say", "imports progress, which is beside scores"),
         ("cost.py", "from ensbridge.metrics import nll", "imports metrics, which is beside cost"),
         (
             "recipes/run.py",

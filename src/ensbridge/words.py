@@ -17,6 +17,32 @@ def one_line(error: Exception) -> str:
     return (text[:200] + "…" if len(text) > 200 else text) or type(error).__name__
 
 
+def short(value: object) -> str:
+    """A value as an error shows it, cut where it is long.
+
+    >>> short("a\\nb"), len(short("long " * 100))
+    ("'a\\\\nb'", 58)
+    """
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # lists in lists in lists, whole numbers of thousands of digits
+        return "a value too long to show"
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def visible(text: str, lines: bool = False) -> str:
+    """Text in which nothing is hidden or obeyed by a terminal; with `lines` it may have several.
+
+    >>> print(visible("a\\x1b[31mb\\nc\\u202e"), visible("one\\ntwo", lines=True))
+    a\\x1b[31mb\\nc\\u202e one
+    two
+    """
+    return "".join(
+        each if each.isprintable() or (lines and each == "\n") else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
 def command(*words: object) -> str:
     """A command of ours, as a shell reads it.
 

@@ -8,6 +8,7 @@ from ensbridge.scores.columns import Column as Column
 from ensbridge.scores.columns import cells as cells
 from ensbridge.scores.corrupted import CorruptedGroup as CorruptedGroup
 from ensbridge.scores.reading import parse_corrupted as parse_corrupted
+from ensbridge.scores.reading import parse_curve as parse_curve
 from ensbridge.scores.reading import parse_scores as parse_scores
 from ensbridge.scores.reading import read_scores as read_scores
 from ensbridge.scores.rows import Bin as Bin

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ensbridge.scores.rows import MOST, Bin, CorruptedRow, Range, Row, Scores
+from ensbridge.files import read_json
+from ensbridge.scores.rows import MOST, Bin, CorruptedRow, Curve, Range, Row, Scores
 from ensbridge.words import command
 
 # The file may be anything, a stranger's or a letter: it is never to be deleted on our word.
@@ -29,15 +30,7 @@ def read_scores(path: str | Path) -> Scores:
     if not path.is_file():
         raise ValueError(f"{path} does not exist; give a scores.json or the run folder that holds one")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text (byte {error.start}); {REMEDY}") from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f" in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise ValueError(f"{path} is not JSON ({what}{where}); {REMEDY}") from error
-    except ValueError as error:  # Python reads no whole number of more than some thousand digits
-        raise ValueError(f"{path} holds a whole number of too many digits to read; {REMEDY}") from error
+        document = read_json(path, REMEDY)
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
     return parse_scores(document, where=str(path))
@@ -77,6 +70,11 @@ def parse_scores(document: object, where: str = "scores") -> Scores:
 def parse_corrupted(document: object, where: str = "row") -> CorruptedRow:
     """Check a decoded row of a model under a corruption and give it its types."""
     return _dataclass(CorruptedRow, document, where)
+
+
+def parse_curve(document: object, where: str = "curve") -> Curve:
+    """Check a decoded training curve and give it its types."""
+    return _dataclass(Curve, document, where)
 
 
 def _check_corrupted(scores: Scores, where: str) -> None:
