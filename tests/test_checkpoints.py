@@ -13,7 +13,7 @@ import torch
 
 import _runs
 from ensbridge.files import open_folder, write_atomically
-from ensbridge.train import checkpoint
+from ensbridge.train import checkpoint, fit
 from ensbridge.train.checkpoint import RunFolder, load_checkpoint, save_checkpoint
 
 KINDS = _runs.KINDS
@@ -120,6 +120,142 @@ def test_any_truncation_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(content[:length])
         with pytest.raises(ValueError, match="damaged"):
             load_checkpoint(path)
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def first(part: str, tensors: Tensors) -> str:
+    return next(name for name in sorted(tensors) if name.startswith(f"{part}/"))
+
+
+def change_first(part: str, how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
+    """Change one tensor of a part of the state."""
+
+    def change(tensors: Tensors) -> None:
+        name = first(part, tensors)
+        tensors[name] = how(tensors[name])
+
+    return change
+
+
+FORGED_METADATA = [
+    {"step": None},
+    {"step": "[" * 100_000},
+    {"step": '"8"'},
+    {"step": "8.5"},
+    {"step": "true"},
+    {"step": "-1"},
+    {"step": "13"},  # of 12
+    {"step": "1" + "0" * 5000},
+    {"count": "-8"},
+    {"count": "9"},
+    {"count": "null"},
+    {"sums": "[1]"},
+    {"sums": '{"a": "b"}'},
+    {"sums": '{"a": NaN}'},
+    {"sums": '{"a": 1' + "0" * 400 + "}"},
+    {"sums": None},
+]
+FORGED_TENSORS: dict[str, Callable[[Tensors], object]] = {
+    "weight missing": lambda tensors: tensors.pop(first("student", tensors)),
+    "weight more": lambda tensors: tensors.update({"student/more": torch.zeros(1)}),
+    "weight of another shape": change_first("student", lambda each: each[..., None]),
+    "weight of another type": change_first("student", torch.Tensor.double),
+    "average missing": lambda tensors: tensors.pop(first("average", tensors)),
+    "average more": lambda tensors: tensors.update({"average/more": torch.zeros(1)}),
+    "average of another shape": change_first("average", lambda each: each[..., None]),
+    "memory of another shape": change_first("optimizer", lambda each: each[..., None]),
+    "memory incomplete": lambda tensors: tensors.pop(first("optimizer", tensors)),
+    "memory of no weight": lambda tensors: tensors.update({"optimizer//99/step": torch.tensor(8.0)}),
+    "memory of no number": lambda tensors: tensors.update({"optimizer//x/step": torch.tensor(8.0)}),
+    "memory of no name": lambda tensors: tensors.update({"optimizer/": torch.zeros(1)}),
+    "memory from before the start": lambda tensors: tensors["optimizer//0/step"].fill_(-1),
+    "no part": lambda tensors: tensors.update({"weight": torch.zeros(1)}),
+    "another part": lambda tensors: tensors.update({"oven/weight": torch.zeros(1)}),
+    "an emoji": lambda tensors: tensors.update({"student/🙂\x1b": torch.zeros(0)}),
+}
+
+
+@pytest.mark.parametrize("change", [*FORGED_METADATA, *FORGED_TENSORS], ids=lambda each: str(each)[:40])
+def test_a_forged_checkpoint_of_a_right_checksum_is_refused_and_nothing_is_lost(
+    change: dict[str, str | None] | str, tmp_path: Path, whole: dict[str, Run]
+) -> None:
+    _runs.begin("bridge", tmp_path)
+    newest = _runs.checkpoints(tmp_path)[-1]
+    tensors, metadata = load_checkpoint(newest)
+    if isinstance(change, str):
+        FORGED_TENSORS[change](tensors)
+    else:
+        metadata = {key: text for key, text in {**metadata, **change}.items() if text is not None}
+    save_checkpoint(newest, tensors, metadata)
+    files, method = _runs.contents(tmp_path), _runs.method("bridge")
+    weights = _runs.state(method.student)
+    with pytest.raises(ValueError) as refused:
+        fit(method, _runs.data(), _runs.config("bridge"), tmp_path, _runs.unexpected)
+    assert type(refused.value) is ValueError
+    assert str(newest) in str(refused.value)
+    assert "move it away and run again" in str(refused.value)
+    assert _runs.contents(tmp_path) == files
+    assert _runs.same(_runs.state(method.student), weights)
+    newest.rename(tmp_path / "moved")  # as the sentence says
+    assert _runs.finish("bridge", tmp_path, whole).resumed_from == 4
+
+
+def test_a_pipe_or_a_huge_file_in_place_of_a_checkpoint_is_left_aside(
+    tmp_path: Path, whole: dict[str, Run]
+) -> None:
+    _runs.begin("bridge", tmp_path)
+    os.mkfifo(tmp_path / "checkpoint-000000011.safetensors")
+    header = b'{"a":{"dtype":"U8","shape":[1099511627776],"data_offsets":[0,1099511627776]}}'
+    with open(tmp_path / "checkpoint-000000012.safetensors", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2**40)  # a hole, which takes no space on disk
+    with pytest.warns(UserWarning, match="damaged") as warned:
+        assert _runs.finish("bridge", tmp_path, whole).resumed_from == 8
+    assert len(warned) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": 6, "\xff": 0}',
+        b"oops",
+        b'{"step": "6"}',
+        b"[6]",
+        b"{}",
+        b'{"step": 1e999}',
+        b"[" * 100_000,
+        b"\0",
+    ],
+    ids=lambda line: repr(line[:20]),
+)
+def test_a_damaged_line_of_the_log_is_named_and_nothing_is_lost(
+    line: bytes, tmp_path: Path, whole: dict[str, Run]
+) -> None:
+    _runs.begin("bridge", tmp_path)
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"\n", b"\n" + line + b"\n", 1))
+    files = _runs.contents(tmp_path)
+    with pytest.raises(ValueError) as refused:
+        fit(_runs.method("bridge"), _runs.data(), _runs.config("bridge"), tmp_path, _runs.unexpected)
+    assert str(log) in str(refused.value)
+    assert "line 2" in str(refused.value)
+    assert "move it away and run again" in str(refused.value)
+    assert _runs.contents(tmp_path) == files
+    log.unlink()  # as the sentence says
+    assert _runs.finish("bridge", tmp_path, whole).resumed_from == 8
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 9, "\xff', b"\0" * 50, b'{"step": 9}', b'{"step": 9}\r'])
+def test_whatever_a_crash_left_behind_the_last_line_is_dropped(
+    tail: bytes, tmp_path: Path, whole: dict[str, Run]
+) -> None:
+    _runs.begin("bridge", tmp_path)
+    with open(tmp_path / "log.jsonl", "ab") as file:
+        file.write(tail)
+    _runs.finish("bridge", tmp_path, whole)
+    assert (tmp_path / "log.jsonl").read_bytes() == (whole["bridge"][1] / "log.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -339,6 +339,33 @@ def test_a_damaged_log_costs_a_curve_and_nothing_else(tmp_path: Path) -> None:
     assert scores.curves == ()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 4, "images": 20, "loss": NaN}',
+        '{"step": 4, "images": 20, "loss": 1e300}',
+        '{"step": 4, "images": 20, "loss": "x"}',
+        '{"step": 4, "images": 1e999, "loss": 1.0}',
+        '{"step": 4, "images": 20, "losses": [1]}',
+        "[" * 100_000,
+        "7",
+    ],
+    ids=lambda line: line[:40],
+)
+def test_a_log_that_holds_no_numbers_costs_a_curve_and_nothing_else(line: str, tmp_path: Path) -> None:
+    train_recipe(tiny(), tmp_path, 0, ["members"])
+    scores, _ = evaluate_run(tmp_path, tiny())
+    assert [curve.name for curve in scores.curves] == ["DE-1"]
+    log = tmp_path / "member-1" / "log.jsonl"
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines[:-1], line]) + "\n")
+    before = log.read_bytes()
+    scores, _ = evaluate_run(tmp_path, tiny())
+    assert scores.curves == ()
+    assert log.read_bytes() == before
+    assert read_scores(tmp_path) == scores
+
+
 def test_a_folder_serves_one_process_at_a_time(tmp_path: Path) -> None:
     train_recipe(tiny(), tmp_path, 0, ["members"])
     with locked(tmp_path), pytest.raises(ValueError, match="is in use by another process"):

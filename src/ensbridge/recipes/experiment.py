@@ -16,13 +16,14 @@ from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
 from ensbridge.ensemble import Ensemble, member_groups
 from ensbridge.evaluation import Aim
+from ensbridge.files import read_file
 from ensbridge.methods.bezier import BezierCurve
 from ensbridge.methods.deep_ensemble import DeepEnsemble
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.method import AbstractMethod, Together
 from ensbridge.recipes.recipe import Recipe, build, members_by_training
 from ensbridge.recipes.threads import WORKERS, Job, Reporter, side_by_side
-from ensbridge.scores import Curve, Method
+from ensbridge.scores import Curve, Method, parse_curve
 from ensbridge.train.config import FitConfig, OwnOrders, derive_seed
 from ensbridge.train.distill import distill_together, distillation_grids, stage_name
 from ensbridge.train.engine import Engine
@@ -173,11 +174,11 @@ class Experiment:
         """Remember a training curve from a part's log, under the label that figures show."""
         log = self._homes[part, name] / "log.jsonl"
         # A damaged log costs a picture, not the scores.
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            lines = [json.loads(line) for line in log.read_text().splitlines()]
-            images = tuple(int(line["images"]) for line in lines)
-            loss = tuple(line["losses"][name] if "losses" in line else line["loss"] for line in lines)
-            self.curves[label] = Curve(label, method, images, loss)
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            lines = [json.loads(line) for line in read_file(log).splitlines()]
+            curve = {"name": label, "method": method, "images": [line["images"] for line in lines]}
+            curve["loss"] = [line["losses"][name] if "losses" in line else line["loss"] for line in lines]
+            self.curves[label] = parse_curve(curve)
 
 
 def make_members(run: Experiment, count: int | None = None) -> Ensemble:

@@ -12,18 +12,27 @@ import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ensbridge.files import open_folder, read_json, write_atomically
+from ensbridge.files import append_line, open_folder, read_file, read_json, write_atomically
+from ensbridge.words import one_line, short
 
 OUTPUTS = ("checkpoint-*.safetensors", "log.jsonl", "scores.json", "report.html")
 KEEP = 2  # The newest and one to fall back on.
 SECONDS, TIMES = 30.0, 20.0  # The next is due after so long, and after so many times what writing one took.
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint holds, and where it lies."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    path: Path
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -37,15 +46,26 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping
     write_atomically(path, save(held, {**metadata, "checksum": _checksum(held, metadata)}))
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a checkpoint whole, or raise ValueError if it is truncated or damaged."""
+def load_checkpoint(path: Path, most: int | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a checkpoint whole, or raise ValueError if it is damaged or has more than `most` bytes."""
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"{path.name} is not a file, so damaged")
+    if most is not None and (size := path.stat().st_size) > most:
+        raise ValueError(f"{path.name} is damaged: its {size:,} bytes are more than this run can have")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path.name} is truncated or damaged ({error})") from error
-    if metadata.pop("checksum", None) != _checksum(tensors, metadata):
+        checksum = metadata.pop("checksum", None)
+        whole = checksum == _checksum(tensors, metadata)
+    except (
+        SafetensorError,
+        OSError,
+        RuntimeError,
+        AttributeError,
+    ) as error:  # also of types unknown to torch
+        raise ValueError(f"{path.name} is truncated or damaged ({one_line(error)})") from error
+    if not whole:
         raise ValueError(f"{path.name} is damaged: it does not match its checksum")
     return tensors, metadata
 
@@ -83,8 +103,6 @@ class RunFolder:
             raise ValueError(f"{self.path} holds results without their config.json; choose another folder")
         else:
             self.describe(wanted)
-        for left in self.path.glob(".checkpoint-*.tmp"):  # by a kill while it was being written
-            left.unlink()
         self._saved, self._took = time.monotonic(), 0.0
 
     def describe(self, description: Mapping[str, Any]) -> None:
@@ -114,31 +132,37 @@ class RunFolder:
         """Whether so much time has passed since the last checkpoint that a kill would lose too much."""
         return time.monotonic() - self._saved >= max(SECONDS, TIMES * self._took)
 
-    def newest(self) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-        """The newest whole checkpoint; a damaged one is left aside with a warning."""
+    def newest(self, most: int | None = None) -> Checkpoint | None:
+        """The newest whole checkpoint of at most `most` bytes; a damaged one is left aside with a warning."""
         for path in reversed(self._checkpoints()):
             try:
-                return load_checkpoint(path)
+                return Checkpoint(*load_checkpoint(path, most), path)
             except ValueError as error:
                 warnings.warn(f"{error}; going on from the one before it", stacklevel=2)
         return None
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Append a line to log.jsonl."""
-        with open(self._log, "a") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self._log, json.dumps(line))
 
     def rewind_log(self, step: int) -> None:
         """Drop the lines of later steps, and half a line that a kill may have left."""
         if not self._log.exists():
             return
-        lines = self._log.read_text().splitlines(keepends=True)
+        *lines, half = read_file(self._log, "move it away and run again").split(b"\n")
+        kept = [line for number, line in enumerate(lines, 1) if self._step_of(line, number) <= step]
+        if half or len(kept) < len(lines):
+            write_atomically(self._log, b"".join(line + b"\n" for line in kept))
+
+    def _step_of(self, line: bytes, number: int) -> int:
         try:
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._log} is damaged ({error!r}); move it away and run again") from error
-        if kept != lines:
-            write_atomically(self._log, "".join(kept).encode())
+            step = json.loads(line.decode())["step"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            step = None
+        if type(step) is not int:
+            # Nothing but a crash at its end drops a line: what was logged is not ours to lose.
+            raise ValueError(f"{self._log} is damaged in line {number}; move it away and run again")
+        return step
 
 
 class _Absent:
@@ -167,5 +191,4 @@ def first_difference(there: Any, here: Any, name: str = "") -> str | None:
         return None
     if there == here:
         return None
-    values = [text if len(text) <= 60 else text[:57] + "…" for text in (repr(there), repr(here))]
-    return f"{name} is {values[0]} there and {values[1]} here"
+    return f"{name} is {short(there)} there and {short(here)} here"

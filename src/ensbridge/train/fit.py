@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ensbridge.data.loader import ImageSet, as_image_set
 from ensbridge.methods.method import AbstractMethod, Batch, taps_of
-from ensbridge.train.checkpoint import RunFolder, checkpoint_path
+from ensbridge.train.checkpoint import Checkpoint, RunFolder, checkpoint_path
 from ensbridge.train.config import FitConfig, describe_config
 from ensbridge.train.ema import Average
 from ensbridge.train.engine import Engine
@@ -91,18 +91,18 @@ def fit(
     state = State(student, optimizers, average)
     folder: RunFolder | None = None
 
-    def take_up() -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    def take_up() -> Checkpoint | None:
         nonlocal folder
         folder = None if run_dir is None else RunFolder(run_dir, described)
-        return folder.newest() if folder else None
+        return folder.newest(state.most_bytes()) if folder else None
 
     found = engine.from_first(take_up) if engine else take_up()
     if found:
-        state.read_metadata(found[1])
+        state.take_up(found)
     if only_load and state.step < total:
         student.eval()
         raise Unfinished(f"{run_dir} is at step {state.step} of {total}")
-    if folder:
+    if folder and not only_load:
         folder.rewind_log(state.step)
     run = _Run(own, total, state, folder, run_dir, progress, deadline, engine)
     begun = state.step
@@ -116,7 +116,7 @@ def fit(
             else:
                 stepper = steps_that_work(kinds, parts, state.put_back())
         if found:
-            state.load(found[0])
+            state.load(found.tensors)
         loss = run.go(stepper)
     finally:
         if stepper:

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from ensbridge.methods.method import AbstractMethod
 from ensbridge.train.config import FitConfig
+from ensbridge.words import short
 
 Configs = FitConfig | Mapping[str, FitConfig]
+_MEMORY = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}  # of each weight
 
 
 def shared_config(method: AbstractMethod, config: Configs) -> FitConfig:
@@ -96,6 +98,28 @@ class Optimizers:
             for key, value in memory.items()
             if value is not None
         }
+
+    def check(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Refuse, with ValueError, tensors that cannot be the memory of these optimisers at a step."""
+        weights = {
+            (name, str(index)): (weight, _MEMORY[config.optimizer])
+            for name, (optimizer, config) in self.parts.items()
+            for index, weight in enumerate(optimizer.param_groups[0]["params"])
+        }
+        found: dict[tuple[str, str], dict[str, Tensor]] = {}
+        for path, tensor in tensors.items():
+            name, index, key = ["", "", *path.rsplit("/", 2)][-3:]
+            found.setdefault((name, index), {})[key] = tensor
+        for place, memory in found.items():
+            weight, keys = weights.get(place, (None, set()))
+            if weight is None or memory.keys() != keys:
+                raise ValueError(f"optimizer{'/'.join(place)} has {short(sorted(memory))}")
+            for key, tensor in memory.items():
+                fits = (tensor.shape, tensor.dtype) == (weight.shape, weight.dtype)
+                if key == "step":
+                    fits = tensor.is_floating_point() and tensor.ndim == 0 and 0 <= float(tensor) <= step
+                if not fits:
+                    raise ValueError(f"optimizer{'/'.join(place)}/{key} does not fit its weight")
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up saved memory, in place where there is some: a captured step goes on using it."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ensbridge.train.checkpoint import RunFolder
+from ensbridge.train.checkpoint import Checkpoint, RunFolder
 from ensbridge.train.ema import Average
 from ensbridge.train.optimizers import Optimizers
+from ensbridge.words import short
 
 
 class State:
@@ -47,10 +49,7 @@ class State:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up saved tensors, in place where they exist: a captured step goes on using the same memory."""
-        parts: dict[str, dict[str, Tensor]] = {"student": {}, "average": {}, "optimizer": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition("/")
-            parts[part][rest] = tensor
+        parts = _parts(tensors)
         self.student.load_state_dict(parts["student"])
         self.average.load(parts["average"])
         self.optimizers.load(parts["optimizer"])
@@ -76,7 +75,75 @@ class State:
         counts = {"step": self.step, "count": self.count, "sums": self.sums}
         folder.save(self.step, self.tensors(), {name: json.dumps(value) for name, value in counts.items()})
 
-    def read_metadata(self, metadata: Mapping[str, str]) -> None:
-        """Take up the counts beside a checkpoint's tensors."""
-        counts = {name: json.loads(metadata[name]) for name in ("step", "count", "sums")}
-        self.step, self.count, self.sums = counts["step"], counts["count"], counts["sums"]
+    def take_up(self, found: Checkpoint) -> None:
+        """Take up a checkpoint's counts; one whose counts or tensors are not of this run is refused.
+
+        The tensors are left for `load`, which the steps may have to be prepared for.
+        """
+        try:
+            counts = _counts(found.metadata, self.optimizers.total)
+            parts = _parts(found.tensors)
+            _check_same("student", parts["student"], self.student.state_dict())
+            _check_same("average", parts["average"], self.average.tensors)
+            self.optimizers.check(parts["optimizer"], counts.step)
+        except ValueError as error:
+            raise ValueError(
+                f"{found.path} is whole but not of this run: {error}; move it away and run again, which goes "
+                "on from the checkpoint before it"
+            ) from error
+        self.step, self.count, self.sums = counts
+
+    def most_bytes(self) -> int:
+        """More than a checkpoint of this state can have: two more of each weight for Adam, and a header."""
+        tensors = [*self.student.state_dict().values(), *self.average.tensors.values()]
+        return 3 * sum(each.nbytes + 1000 for each in tensors) + 2**20
+
+
+class _Counts(NamedTuple):
+    step: int
+    count: int
+    sums: dict[str, float]
+
+
+def _counts(metadata: Mapping[str, str], total: int) -> _Counts:
+    """The counts in a checkpoint's metadata, or ValueError that says what is wrong with them."""
+    values: dict[str, Any] = {}
+    for name in _Counts._fields:
+        try:
+            values[name] = json.loads(metadata[name])
+        except (KeyError, ValueError, RecursionError) as error:
+            raise ValueError(f"its metadata has no {name} that can be read") from error
+    step, count, sums = (values[name] for name in _Counts._fields)
+    if type(step) is not int or not 0 <= step <= total:
+        raise ValueError(f"its step is {short(step)}, expected a whole number from 0 to {total}")
+    if type(count) is not int or not 0 <= count <= step:
+        raise ValueError(f"its count is {short(count)}, expected a whole number from 0 to its step, {step}")
+    numbers = isinstance(sums, dict) and all(type(each) in (int, float) for each in sums.values())
+    if not numbers or not all(abs(each) <= 1e300 for each in sums.values()):
+        raise ValueError(f"its sums are {short(sums)}, expected finite numbers by name")
+    return _Counts(step, count, {name: float(each) for name, each in sums.items()})
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """A checkpoint's tensors by the part of the state that they belong to."""
+    parts: dict[str, dict[str, Tensor]] = {"student": {}, "average": {}, "optimizer": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition("/")
+        if part not in parts:
+            raise ValueError(f"it has a tensor {short(name)}")
+        parts[part][rest] = tensor
+    return parts
+
+
+def _check_same(part: str, there: Mapping[str, Tensor], here: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of other names, types or shapes than those that they are to be copied into."""
+    for name in [*here, *there]:
+        layouts = [_layout(tensors.get(name)) for tensors in (there, here)]
+        if layouts[0] != layouts[1]:
+            raise ValueError(f"{part}/{name} is {layouts[0]} there and {layouts[1]} here")
+
+
+def _layout(tensor: Tensor | None) -> str:
+    return (
+        "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    )
