@@ -1,4 +1,4 @@
-"""How files are written, locked and read: no link is followed, a kill leaves old or new, errors name files."""
+"""How files are written, locked and read: no link is followed, a kill leaves old or new, errors name it."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ensbridge.words import visible
+
 SECONDS = 20.0  # between two lines of a stage
 
 
@@ -48,7 +50,7 @@ def progress_bars(quiet: bool) -> Iterator[Bars]:
     """Bars on standard error, or lines where that is no terminal; nothing if `quiet`."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description:>9}"),
+        TextColumn("{task.description:>9}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -59,8 +61,8 @@ def progress_bars(quiet: bool) -> Iterator[Bars]:
 
 
 def say(line: str) -> None:
-    """Print a line on standard error, at once."""
-    print(f"ensbridge: {line}", file=sys.stderr, flush=True)
+    """Print a line on standard error, at once; whatever is in it, it stays one line."""
+    print(f"ensbridge: {visible(line)}", file=sys.stderr, flush=True)
 
 
 def stage_lines(

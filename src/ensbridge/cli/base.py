@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 import warnings
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from ensbridge import __version__
+from ensbridge.progress import say as tell
+from ensbridge.words import visible
 
 app = typer.Typer(
     help="Ensemble quality for about 1.2 times the cost of one network.",
@@ -22,11 +28,18 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; errors of the user's making become one sentence and exit code 2."""
-    warnings.showwarning = lambda message, *_: print(f"ensbridge: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: tell(str(message))
+    _print_anything()
+    code = 0
     try:
-        app()
+        code = _run()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # as by `| head`, which has what it wants
+        _lost_output()
+        raise SystemExit(1) from None
     except (ValueError, OSError) as error:
-        fail(str(error), code=2)
+        fail(_sentence(error), code=2)
     except ImportError as error:
         fail(f"{error.name} is not installed; pip install 'ensbridge[quickstart]'", code=2)
     except FloatingPointError as error:
@@ -36,15 +49,62 @@ def main() -> None:
             raise
         reason = str(error).partition(". ")[0]
         fail(f"{reason}; take smaller batches, fewer members together, or --device cpu", code=2)
-    except SystemExit as leaving:
-        if leaving.code == 130:  # what typer makes of an interrupt
-            fail("interrupted; run the same command again, what it has saved is kept", code=130)
-        raise
+    if code == 130:  # what typer makes of an interrupt
+        fail("interrupted; run the same command again, what it has saved is kept", code=130)
+    raise SystemExit(code)
 
 
-def fail(sentence: str, code: int) -> None:
+def _run() -> int:
+    """Run the command; what typer says of wrong words is printed here, where nothing can hide in it."""
+    try:
+        return app(standalone_mode=False) or 0
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # as only typer's have, whose class depends on its version
+            raise
+        error.message = visible(error.message, lines=True)  # type: ignore[attr-defined]
+        error.show()  # type: ignore[attr-defined]
+        return error.exit_code  # type: ignore[attr-defined]
+
+
+def _print_anything() -> None:
+    """Let a character that the output's encoding lacks become a question mark, not an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EROFS: "the file system is read-only; choose another folder",
+}
+
+
+def _sentence(error: ValueError | OSError) -> str:
+    """What an error says; of a disk that takes nothing, which file it was and what to do."""
+    if not isinstance(error, OSError) or error.errno not in _REMEDIES:
+        return str(error)
+    where = "standard output" if _lost_output() else "standard output or a file"
+    if error.filename is not None:
+        where = os.fsdecode(error.filename)
+    return f"{where} cannot be written: {_REMEDIES[error.errno]}"
+
+
+def _lost_output() -> bool:
+    """Whether standard output takes no more; what waits for it is given up, which Python would try again."""
+    if sys.stdout is None:
+        return False
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+def fail(sentence: str, code: int) -> NoReturn:
     """Say one sentence on standard error and exit."""
-    print(f"ensbridge: {sentence}", file=sys.stderr)
+    with suppress(OSError):  # where that is a full disk too, the exit code is left
+        tell(sentence)
     raise SystemExit(code)
 
 
@@ -67,5 +127,5 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
 def say(text: str) -> None:
-    """Print text as it is."""
-    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print lines on standard output as they are."""
+    Console().print(visible(text, lines=True), highlight=False, markup=False, soft_wrap=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ensbridge.cli.base import Quiet, app, say
+from ensbridge.cli.base import Quiet, app, say, tell
 from ensbridge.progress import progress_bars
 from ensbridge.words import command
 
@@ -37,9 +36,7 @@ def get(
     from ensbridge.data import fetch_set
 
     with progress_bars(quiet) as reporter:
-        place = fetch_set(
-            name, root, reporter.stage, tell=lambda line: print(f"ensbridge: {line}", file=sys.stderr)
-        )
+        place = fetch_set(name, root, reporter.stage, tell=tell)
     say(f"{place} holds {name}, verified. To see what is there: {command('data list --root', root)}")
 
 

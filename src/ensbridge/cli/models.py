@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ensbridge.cli.base import app, say
+from ensbridge.cli.base import app, say, tell
 
 Model = Annotated[
     str,
@@ -83,7 +83,7 @@ def predict(
     for path, found in predict_files(fast.to(find_device(device)), images, shape, pixels):
         if isinstance(found, str):
             failed += 1
-            print(f"ensbridge: {found}", file=sys.stderr)
+            tell(found)
         else:
             print(found.to_json(str(path)), flush=True)
     if failed:

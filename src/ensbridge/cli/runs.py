@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from ensbridge.cli.base import Quiet, app, fail, say
+from ensbridge.cli.base import Quiet, app, fail, say, tell
 from ensbridge.progress import progress_bars
 from ensbridge.words import command
 
@@ -132,7 +131,7 @@ def evaluate(
             found, missing = evaluate_run(run, reporter=reporter, corrupted=corrupted)
             scores.append(found)
             if missing and speaks:
-                print(f"ensbridge: {run} was measured without {', '.join(missing)}", file=sys.stderr)
+                tell(f"{run} was measured without {', '.join(missing)}")
     if speaks:
         show(summarise(scores, list(map(str, runs))))
         say("\n".join(str(run / "scores.json") for run in runs))

@@ -34,6 +34,8 @@ def write_report(summary: Summary, out: str | Path) -> Path:
     parts = [Part(plot, draw(plot, data) if data else None, note) for plot, data, note in found]
     page = render_page(summary, parts[:-1], parts[-1])
     folder = open_folder(out)
+    if (folder / "figures").is_symlink():  # which would bring figures into a folder that nobody named
+        raise ValueError(f"{folder / 'figures'} is a link; delete it, or choose another folder with --out")
     figures = open_folder(folder / "figures")
     for part in parts:
         svg, png = (figures / f"{part.plot.name}.{kind}" for kind in ("svg", "png"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,17 +81,17 @@ class State:
         The tensors are left for `load`, which the steps may have to be prepared for.
         """
         try:
-            counts = _counts(found.metadata, self.optimizers.total)
+            step, count, sums = _counts(found.metadata, self.optimizers.total)
             parts = _parts(found.tensors)
             _check_same("student", parts["student"], self.student.state_dict())
             _check_same("average", parts["average"], self.average.tensors)
-            self.optimizers.check(parts["optimizer"], counts.step)
+            self.optimizers.check(parts["optimizer"], step)
         except ValueError as error:
             raise ValueError(
                 f"{found.path} is whole but not of this run: {error}; move it away and run again, which goes "
                 "on from the checkpoint before it"
             ) from error
-        self.step, self.count, self.sums = counts
+        self.step, self.count, self.sums = step, count, sums
 
     def most_bytes(self) -> int:
         """More than a checkpoint of this state can have: two more of each weight for Adam, and a header."""
@@ -99,21 +99,15 @@ class State:
         return 3 * sum(each.nbytes + 1000 for each in tensors) + 2**20
 
 
-class _Counts(NamedTuple):
-    step: int
-    count: int
-    sums: dict[str, float]
-
-
-def _counts(metadata: Mapping[str, str], total: int) -> _Counts:
-    """The counts in a checkpoint's metadata, or ValueError that says what is wrong with them."""
-    values: dict[str, Any] = {}
-    for name in _Counts._fields:
+def _counts(metadata: Mapping[str, str], total: int) -> tuple[int, int, dict[str, float]]:
+    """Step, count and sums in a checkpoint's metadata, or ValueError that says what is wrong with them."""
+    values: list[Any] = []
+    for name in ("step", "count", "sums"):
         try:
-            values[name] = json.loads(metadata[name])
+            values.append(json.loads(metadata[name]))
         except (KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"its metadata has no {name} that can be read") from error
-    step, count, sums = (values[name] for name in _Counts._fields)
+    step, count, sums = values
     if type(step) is not int or not 0 <= step <= total:
         raise ValueError(f"its step is {short(step)}, expected a whole number from 0 to {total}")
     if type(count) is not int or not 0 <= count <= step:
@@ -121,7 +115,7 @@ def _counts(metadata: Mapping[str, str], total: int) -> _Counts:
     numbers = isinstance(sums, dict) and all(type(each) in (int, float) for each in sums.values())
     if not numbers or not all(abs(each) <= 1e300 for each in sums.values()):
         raise ValueError(f"its sums are {short(sums)}, expected finite numbers by name")
-    return _Counts(step, count, {name: float(each) for name, each in sums.items()})
+    return step, count, {name: float(each) for name, each in sums.items()}
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
