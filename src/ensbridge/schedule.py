@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 PosteriorVariance = Literal["exact", "released"]
+MOST_STEPS = 10_000  # of a bridge; a file may ask for more than there is memory for
 
 
 class BridgeSample(NamedTuple):
@@ -58,9 +59,11 @@ class BridgeSchedule:
     def __post_init__(self) -> None:
         if not (self.beta > 0 and math.isfinite(self.beta)):
             raise ValueError(f"beta is {self.beta}; it must be a positive number, such as 1e-4")
-        if isinstance(self.num_steps, bool) or not isinstance(self.num_steps, int) or self.num_steps < 1:
+        whole = isinstance(self.num_steps, int) and not isinstance(self.num_steps, bool)
+        if not whole or not 1 <= self.num_steps <= MOST_STEPS:
             raise ValueError(
-                f"num_steps is {self.num_steps}; it must be a whole number of at least 1, such as 5"
+                f"num_steps is {self.num_steps}; it must be a whole number from 1 to {MOST_STEPS:,}, "
+                "such as 5"
             )
         if self.variance not in ("exact", "released"):
             raise ValueError(f"variance is {self.variance!r}; it must be 'exact' or 'released'")

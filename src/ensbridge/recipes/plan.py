@@ -12,6 +12,7 @@ from ensbridge.methods.diffusion_bridge import Preset
 from ensbridge.recipes.digits import digits
 from ensbridge.recipes.paper import cifar10, cifar100, imagenet64, tiny_imagenet
 from ensbridge.recipes.recipe import RIVALS, Recipe, change, level
+from ensbridge.words import short
 
 RECIPES: dict[str, Callable[[Preset], Recipe]] = {
     "digits": digits,
@@ -20,6 +21,8 @@ RECIPES: dict[str, Callable[[Preset], Recipe]] = {
     "tiny-imagenet": tiny_imagenet,
     "imagenet64": imagenet64,
 }
+MOST_CHANGES, LONGEST_CHANGE = 1000, 1000  # the latter in characters
+MOST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,14 @@ class Plan:
             raise ValueError(f"{self.name!r} is not a recipe; there are: {', '.join(RECIPES)}")
         if self.preset not in get_args(Preset):
             raise ValueError(f"preset is {self.preset!r}; it must be one of {', '.join(get_args(Preset))}")
+        if len(self.changes) > MOST_CHANGES:
+            raise ValueError(f"there are {len(self.changes):,} changes; give at most {MOST_CHANGES:,}")
+        for assignment in self.changes:
+            if len(assignment) > LONGEST_CHANGE:
+                raise ValueError(
+                    f"{short(assignment)} has {len(assignment):,} characters; it must have at most "
+                    f"{LONGEST_CHANGE:,}"
+                )
         recipe = RECIPES[self.name](self.preset)
         for assignment in self.changes:
             recipe = change(recipe, assignment)
@@ -67,6 +78,8 @@ class Plan:
             raise foreign
         if not all(isinstance(text, str) for text in (plan.get("name"), plan.get("preset"), *changes)):
             raise foreign
+        if abs(seed) > MOST_SEED:
+            raise ValueError(f"{folder / 'config.json'}: seed is {short(seed)}; it must be below 2**63")
         return cls(plan["name"], plan["preset"], tuple(changes)), seed
 
     def words(self) -> dict[str, str]:

@@ -94,6 +94,13 @@ class Recipe:
         """Run one image through untrained networks, so that what cannot work says so before any training."""
         member = build(self.member, 0).eval()
         image = data.train.batch(torch.zeros(1, dtype=torch.long))[0]
+        height, width = image.shape[-2:]
+        for name, value in vars(self).items():
+            if isinstance(value, FitConfig) and value.augment.crop > max(height, width):
+                raise ValueError(
+                    f"{name}.augment.crop is {value.augment.crop}; images have {height}×{width} pixels, so "
+                    f"it must be at most {max(height, width)}"
+                )
         with torch.no_grad():
             logits, feature, inner = run_tapped(member, image, self.feature, self.tail_feature)
             score, now = build(lambda: self.score(self.bridge.z_input), 0).eval(), logits.new_ones(1)

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from ensbridge.data.augment import Augment
 
-MOST_EPOCHS = 1_000_000
+# A file may ask for more than there is memory or time for.
+MOST = {
+    "epochs": 10**6,
+    "batch_size": 2**16,
+    "warmup_steps": 10**9,
+    "checkpoint_every": 10**9,
+    "log_every": 10**9,
+}
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -51,10 +58,12 @@ class FitConfig:
             raise ValueError(f"precision is {self.precision!r}; it must be one of {get_args(Precision)}")
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int):
             raise ValueError(f"batch_size is {self.batch_size}; it must be a whole number, such as 128")
-        if not math.isfinite(self.epochs):
-            raise ValueError(f"epochs is {self.epochs}; it must be a finite number")
-        if self.epochs > MOST_EPOCHS:
-            raise ValueError(f"epochs is {self.epochs:g}; it must be at most {MOST_EPOCHS:,}")
+        for name in ("epochs", "lr", "momentum", "weight_decay", "warmup_lr"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number")
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at most {most:,}")
         for name in ("momentum", "weight_decay", "warmup_steps", "warmup_lr"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
