@@ -185,7 +185,7 @@ def first_difference(there: Any, here: Any, name: str = "") -> str | None:
     """
     if isinstance(there, dict) and isinstance(here, dict):
         for key in [*there, *(key for key in here if key not in there)]:
-            inner = f"{name}.{key}" if name else key
+            inner = f"{name}.{key[:60]}" if name else key[:60]
             if found := first_difference(there.get(key, _ABSENT), here.get(key, _ABSENT), inner):
                 return found
         return None
