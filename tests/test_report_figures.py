@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
 import stat
 import struct
+import zlib
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -143,6 +145,14 @@ def test_transitions_show_the_true_class_first_and_then_the_likeliest(data: Data
     assert example["image"] == make_png(30)
 
 
+def with_chunk(name: bytes, content: bytes) -> str:
+    """A PNG with one more chunk behind its header."""
+    png = base64.b64decode(make_png(0))
+    header = 8 + 4 + 4 + 13 + 4
+    chunk = struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return base64.b64encode(png[:header] + chunk + png[header:]).decode()
+
+
 @pytest.mark.parametrize(
     ("image", "message"),
     [
@@ -150,6 +160,9 @@ def test_transitions_show_the_true_class_first_and_then_the_likeliest(data: Data
         ("AAAA", "image is not a PNG"),
         (make_png(0)[:40], "image is a damaged PNG"),
         (make_png(0, side=600), "image has 600×600 pixels, more than 512 a side"),
+        (with_chunk(b"cHRM", b""), "image is a damaged PNG"),
+        (with_chunk(b"acTL", b"\0"), "image is a damaged PNG"),
+        (with_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**21))), "image is a damaged PNG"),
     ],
 )
 def test_a_bogus_image_is_refused_in_one_sentence(image: str, message: str, tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ import base64
 import binascii
 import io
 import math
+import struct
+import warnings
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from ensbridge.report.figures.labels import spread_out
 from ensbridge.report.figures.sheet import NARROW, SMALL, Margins, Sheet, short
@@ -23,6 +26,9 @@ Data = dict[str, Any]
 MOST = 6  # examples
 _CLASSES = 3  # lines in a panel
 _LARGEST = 512  # pixels of an image's side; more is no example of a classifier's input
+# What Pillow raises of damaged chunks.
+_DAMAGE = (OSError, SyntaxError, ValueError, IndexError, EOFError, struct.error, zlib.error)
+_DAMAGE += (Image.DecompressionBombError,)
 _SIDE = 76.0  # of an image in the figure
 # The true class is ink and solid, the others quieter: line and marker tell them apart.
 _LINES: tuple[tuple[str, Any, str], ...] = (
@@ -67,13 +73,17 @@ def decode(text: str, where: str) -> Image.Image:
     if not content.startswith(b"\x89PNG\r\n\x1a\n"):
         raise ValueError(f"{where}: image is not a PNG; {REMEDY}")
     try:
-        picture = Image.open(io.BytesIO(content), formats=["PNG"])
-        if max(picture.size) > _LARGEST:
-            size = "×".join(map(str, picture.size))
-            raise ValueError(f"{where}: image has {size} pixels, more than {_LARGEST} a side; {REMEDY}")
-        return picture.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's on odd chunks: it shows the image or raises
+            picture = Image.open(io.BytesIO(content), formats=["PNG"])
+            size = picture.size
+            shown = picture.convert("RGB") if max(size) <= _LARGEST else None
+    except _DAMAGE as error:
         raise ValueError(f"{where}: image is a damaged PNG; {REMEDY}") from error
+    if shown is None:
+        pixels = "×".join(map(str, size))
+        raise ValueError(f"{where}: image has {pixels} pixels, more than {_LARGEST} a side; {REMEDY}")
+    return shown
 
 
 def describe(data: Data) -> str:
