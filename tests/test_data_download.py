@@ -50,6 +50,17 @@ def test_a_later_call_goes_on_and_a_whole_part_is_not_asked_for(host: Host, tmp_
     assert host.asked == ["bytes=70000-"]
 
 
+def test_a_link_in_place_of_the_part_is_refused_and_its_target_stays(host: Host, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    for content in (b"", b"precious"):
+        victim.write_bytes(content)
+        part = tmp_path / f"part-{len(content)}"
+        part.symlink_to(victim)
+        with pytest.raises(ValueError, match="is not a plain file"):
+            download(host.url, part, md5(CONTENT))
+        assert victim.read_bytes() == content
+
+
 def test_a_server_without_ranges_starts_over(host: Host, tmp_path: Path) -> None:
     host.ranges = False
     (tmp_path / "part").write_bytes(CONTENT[:70_000])

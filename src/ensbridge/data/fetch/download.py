@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from ensbridge.data.known import Stage, silent
+from ensbridge.files import plain_file
 
 _BLOCK = 2**20
 _ATTEMPTS = 20
@@ -86,7 +87,7 @@ def _append(url: str, part: Path, stage: Stage, timeout: float) -> int | None:
         size = start if going_on else 0
         advance(size // _BLOCK)
         # What has come is on disk at once, so that a cut or a kill loses nothing.
-        with open(part, "ab" if going_on else "wb") as file:
+        with open(part, "ab" if going_on else "wb", opener=plain_file) as file:
             while size != total and (block := response.read1(_BLOCK)):
                 file.write(block)
                 file.flush()
