@@ -55,11 +55,15 @@ def test_missing_file_and_empty_folder_are_explained(tmp_path: Path) -> None:
         ),
         (
             b"\xff\xfe",
-            r"scores\.json is not UTF-8 text \(byte 0\); give a scores\.json as ensbridge evaluate",
+            r"scores\.json is not JSON \(byte 0 is not UTF-8 text\); give a scores\.json as ensbridge",
         ),
         (
             b"[1" + b"0" * 5000 + b"]",
-            r"scores\.json holds a whole number of too many digits to read; give a scores",
+            r"scores\.json is not JSON \(a whole number has too many digits\); give a scores",
+        ),
+        (
+            b'{"seed": 1, "seed": 2}',
+            r'scores\.json is not JSON \(it has the key "seed" twice\); give a scores\.json as ensbridge',
         ),
         (
             b"root:x:0:0:root:/root:/bin/bash",

@@ -208,28 +208,29 @@ def read_json(path: Path, remedy: str = REMEDY) -> Any:
 
 
 def parse_json(content: bytes, where: str, remedy: str = REMEDY) -> Any:
-    """Strict JSON in UTF-8, every key once and no NaN, or ValueError with `where` and the remedy.
+    """JSON in UTF-8 that has every key once, or ValueError with `where` and the remedy.
 
     >>> parse_json(b'{"a": 1, "a": 2}', "x.json", "write it again")
     Traceback (most recent call last):
     ValueError: x.json is not JSON (it has the key "a" twice); write it again
     """
     try:
-        return json.loads(content.decode(), object_pairs_hook=_each_once, parse_constant=_no_number)
+        return json.loads(content.decode(), object_pairs_hook=_each_once)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 text (byte {error.start}); {remedy}") from error
+        what, cause = f"byte {error.start} is not UTF-8 text", error
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON ({error.msg} in line {error.lineno}); {remedy}") from error
+        what, cause = f"{error.msg} in line {error.lineno}", error
     except RecursionError as error:
-        raise ValueError(f"{where} is not JSON (nested too deeply); {remedy}") from error
-    except _NotStrict as error:
-        raise ValueError(f"{where} is not JSON ({error}); {remedy}") from error
+        what, cause = "nested too deeply", error
+    except _Twice as error:
+        what, cause = str(error), error
     except ValueError as error:  # Python reads no whole number of more than some thousand digits
-        raise ValueError(f"{where} holds a whole number of too many digits to read; {remedy}") from error
+        what, cause = "a whole number has too many digits", error
+    raise ValueError(f"{where} is not JSON ({what}); {remedy}") from cause
 
 
-class _NotStrict(ValueError):
-    """What is no JSON although Python reads it."""
+class _Twice(ValueError):
+    """A key is twice in an object, of which Python would take the last."""
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -237,9 +238,5 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise _NotStrict(f"it has the key {json.dumps(twice[:60])} twice")
+        raise _Twice(f"it has the key {json.dumps(twice[:60])} twice")
     return found
-
-
-def _no_number(name: str) -> None:
-    raise _NotStrict(f"it has {name}, which is no number")
