@@ -159,6 +159,11 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def hooks_of(net: nn.Module) -> int:
+    """How many forward hooks there are on a network's modules."""
+    return sum(len(module._forward_hooks) for module in net.modules())
+
+
 def count_runs(networks: Ensemble | Sequence[nn.Module]) -> Counter[int]:
     """How often each network has run since this call, by its index."""
     calls: Counter[int] = Counter()

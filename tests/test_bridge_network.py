@@ -17,7 +17,7 @@ from ensbridge.cost import count_macs, count_params
 from ensbridge.ensemble import Ensemble
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import BridgeNetwork, FeatureBridge
-from ensbridge.nets import ResNet, resnet32x2, resnet34, run_tapped
+from ensbridge.nets import ResNet, forward_with_features, resnet32x2, resnet34
 from ensbridge.nets.resnet import BasicBlock
 from ensbridge.nets.tail import Tail
 
@@ -61,7 +61,7 @@ def test_the_feature_is_the_output_of_block_12_of_15_or_13_of_16(
     for name, block in blocks.items():
         block.register_forward_hook(lambda *_, name=name: ran.append(name))
     with torch.device("meta"):
-        logits, feature = run_tapped(net, torch.empty(2, 3, size, size), net.block_at())
+        logits, feature = forward_with_features(net, torch.empty(2, 3, size, size), net.block_at())
         assert ran == list(net.blocks())  # named in the order in which they run
         assert (len(ran), ran.index(net.block_at()) + 1) == (of, number)
         medium, small = (Tail(net, net.block_at(), width) for width in (1.0, 0.5))
@@ -81,7 +81,7 @@ def test_on_other_depths_the_feature_is_at_its_share(blocks: int, share: float, 
 def test_with_the_sources_weights_the_tail_ends_where_the_source_ends() -> None:
     net = ResNet((2, 2), (8, 16), 3, stem=8)
     for feature in ("stages.0.0", "stages.0.1", "stages.1.0"):
-        logits, inner = run_tapped(net, _tiny.images(), feature)
+        logits, inner = forward_with_features(net, _tiny.images(), feature)
         tail = Tail(net, feature)
         assert not tail(inner).allclose(logits, atol=1e-3)  # its weights are new
         after = list(net.blocks().values())[list(net.blocks()).index(feature) + 1 :]
@@ -129,7 +129,7 @@ def test_the_loss_is_the_relative_entropy_from_the_centres_mean(ensemble: Ensemb
     source, *others = ensemble.members
     method = _tiny.bridge_network(source, others[:centres], 5)
     with torch.no_grad():
-        _, feature = run_tapped(source, _tiny.images(), _tiny.FEATURE)
+        _, feature = forward_with_features(source, _tiny.images(), _tiny.FEATURE)
         q = scipy.special.softmax(method.bridge.net(feature).double().numpy(), axis=-1)
         each = [scipy.special.softmax(net(_tiny.images()).double().numpy(), axis=-1) for net in others]
     p = np.mean(each[:centres], axis=0)
@@ -168,7 +168,7 @@ def test_a_bridge_learns_its_centre_from_the_sources_feature(ensemble: Ensemble)
 def test_the_prediction_is_the_mean_of_source_and_bridge(ensemble: Ensemble) -> None:
     source, centre, _ = ensemble.members
     method = _tiny.bridge_network(source, [centre], 5)
-    logits, feature = run_tapped(source, _tiny.images(), _tiny.FEATURE)
+    logits, feature = forward_with_features(source, _tiny.images(), _tiny.FEATURE)
     expected = (logits.softmax(-1) + method.bridge.net(feature).softmax(-1)) / 2
     torch.testing.assert_close(method.log_probs(_tiny.images()).exp(), expected)
 
@@ -179,7 +179,7 @@ def test_several_bridges_and_the_source_have_equal_shares_and_the_source_runs_on
     members = _tiny.ensemble(count + 1)
     source, *centres = members.members
     methods = [_tiny.bridge_network(source, [centre], seed) for seed, centre in enumerate(centres)]
-    logits, feature = run_tapped(source, _tiny.images(), _tiny.FEATURE)
+    logits, feature = forward_with_features(source, _tiny.images(), _tiny.FEATURE)
     ends = [logits, *(method.bridge.net(feature) for method in methods)]
     expected = torch.stack([end.softmax(-1) for end in ends]).mean(0)
     fast, calls = FastEnsemble.of(*methods).eval(), _tiny.count_runs(members)

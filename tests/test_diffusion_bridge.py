@@ -24,7 +24,7 @@ from ensbridge.methods import (
     BridgeConfig,
     DiffusionBridge,
 )
-from ensbridge.nets import run_tapped
+from ensbridge.nets import forward_with_features
 from ensbridge.sampler import walk
 from ensbridge.schedule import TemperatureLaw
 
@@ -169,7 +169,7 @@ def test_training_temperatures_are_drawn_per_image_or_per_batch(
 
 
 def test_the_test_temperature_is_the_mean_or_drawn(ensemble: Ensemble) -> None:
-    logits, h = run_tapped(ensemble.source, _tiny.images(), _tiny.FEATURE)
+    logits, h = forward_with_features(ensemble.source, _tiny.images(), _tiny.FEATURE)
     mean = Bridge(_tiny.score()).path(h, logits)[0]
     torch.testing.assert_close(
         temperatures_of(mean, logits), torch.full((6,), 2 + 0.4 / 6), rtol=1e-4, atol=0
@@ -198,7 +198,7 @@ def test_the_start_is_centred_unless_told_otherwise() -> None:
 
 def test_one_step_is_the_start_less_the_networks_output(ensemble: Ensemble) -> None:
     """Z_0 = Z_1 - sigma_1·ε(h, Z_1, 1), and the network's own output is √beta·ε."""
-    logits, h = run_tapped(ensemble.source, _tiny.images(), _tiny.FEATURE)
+    logits, h = forward_with_features(ensemble.source, _tiny.images(), _tiny.FEATURE)
     for beta in (1e-4, 1.0):
         bridge = Bridge(_tiny.score(), BridgeConfig(beta=beta)).one_step()
         z1 = bridge.start(logits, TemperatureLaw().mean)
@@ -207,7 +207,7 @@ def test_one_step_is_the_start_less_the_networks_output(ensemble: Ensemble) -> N
 
 
 def test_a_prediction_walks_the_bridges_own_times(ensemble: Ensemble) -> None:
-    logits, h = run_tapped(ensemble.source, _tiny.images(), _tiny.FEATURE)
+    logits, h = forward_with_features(ensemble.source, _tiny.images(), _tiny.FEATURE)
     bridge = Bridge(_tiny.score("informative"), BridgeConfig(z_input="informative"))
     assert bridge.times == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     assert (bridge.steps, bridge.on_times((0, 0.2, 1)).steps, bridge.one_step().steps) == (5, 2, 1)
@@ -221,7 +221,7 @@ def test_a_prediction_walks_the_bridges_own_times(ensemble: Ensemble) -> None:
 def test_without_a_generator_a_prediction_is_deterministic_and_with_one_it_is_noisy(
     ensemble: Ensemble,
 ) -> None:
-    logits, h = run_tapped(ensemble.source, _tiny.images(), _tiny.FEATURE)
+    logits, h = forward_with_features(ensemble.source, _tiny.images(), _tiny.FEATURE)
     bridge = Bridge(_tiny.score(), BridgeConfig(beta=1.0, variance="released"))
     assert bridge(h, logits).equal(bridge(h, logits))
     noisy = [bridge(h, logits, _tiny.generator(seed)) for seed in (1, 1, 2)]
@@ -240,7 +240,7 @@ def test_a_copy_on_other_times_has_the_same_weights_and_none_in_common() -> None
 
 def test_the_methods_prediction_is_the_sources_logits_through_the_bridge(ensemble: Ensemble) -> None:
     method = _tiny.bridge_to(ensemble)
-    logits, h = run_tapped(ensemble.source, _tiny.images(), _tiny.FEATURE)
+    logits, h = forward_with_features(ensemble.source, _tiny.images(), _tiny.FEATURE)
     expected = F.log_softmax(method.bridge(h, logits), -1)
     found = method.log_probs(_tiny.images())
     torch.testing.assert_close(found, expected.detach())

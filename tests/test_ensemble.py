@@ -1,11 +1,9 @@
-"""The ensemble is the mean softmax of its members, and its tap shows what the source really computed."""
+"""The ensemble is the mean softmax of its members."""
 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,18 +14,6 @@ from torch import Tensor, nn
 
 import _tiny
 from ensbridge.ensemble import Ensemble, ensemble_logit, member_groups
-from ensbridge.nets import run_tapped
-from ensbridge.nets.tap import StandingTap
-
-
-def hooks_of(net: nn.Module) -> int:
-    return sum(len(module._forward_hooks) for module in net.modules())
-
-
-class Raises(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise RuntimeError("broken on purpose")
-
 
 # The ensemble's logit
 
@@ -192,7 +178,7 @@ def test_observing_gives_every_members_logits_and_the_sources_own_feature() -> N
     torch.testing.assert_close(seen.logits, ensemble.member_logits(images), rtol=0, atol=0)
     assert not seen.feature.requires_grad
     assert not seen.logits.requires_grad
-    assert hooks_of(ensemble) == 0
+    assert _tiny.hooks_of(ensemble) == 0
 
 
 def test_observing_runs_each_member_once() -> None:
@@ -201,151 +187,6 @@ def test_observing_runs_each_member_once() -> None:
         member.register_forward_hook(lambda *_, index=index: calls.append(index))
     Ensemble(members).observe(_tiny.images(), _tiny.FEATURE)
     assert sorted(calls) == [0, 1, 2]
-
-
-# The tap
-
-
-@pytest.mark.parametrize("feature", ["stem", "stages.0", "stages.1.0.conv1", "head"])
-def test_the_tap_is_the_modules_own_output_in_the_same_pass(feature: str) -> None:
-    net, images = _tiny.member(), _tiny.images()
-    outputs: list[Tensor] = []
-    handle = net.get_submodule(feature).register_forward_hook(lambda *args: outputs.append(args[2]))
-    logits, tapped = run_tapped(net, images, feature)
-    handle.remove()
-    assert len(outputs) == 1
-    assert tapped.equal(outputs[0])
-    assert tapped.data_ptr() != outputs[0].data_ptr()  # what an in-place layer behind does is not seen
-    torch.testing.assert_close(logits, net(images), rtol=0, atol=0)
-    assert hooks_of(net) == 0
-
-
-@pytest.mark.parametrize("features", [(), ("head",), ("stages.1", "stem", "stages.0.0")])
-def test_several_features_come_in_the_order_asked_for_from_one_pass(features: tuple[str, ...]) -> None:
-    net, images = _tiny.member(), _tiny.images()
-    expected = [net(images), *(run_tapped(net, images, feature)[1] for feature in features)]
-    calls = _tiny.count_runs([net])
-    tapped = run_tapped(net, images, *features)
-    assert calls == {0: 1}
-    standing = StandingTap(net, *features)
-    for found in (tapped, standing(images), standing(images)):
-        assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
-    standing.close()
-
-
-@pytest.mark.parametrize("feature", ["layer9", "stages.0.7", ""])
-def test_an_unknown_feature_is_refused_with_what_there_is(feature: str) -> None:
-    net = _tiny.member()
-    with pytest.raises(ValueError, match=re.escape(repr(feature))) as error:
-        run_tapped(net, _tiny.images(), feature)
-    for name, _ in net.named_children():
-        assert re.search(rf"\b{name}\b", str(error.value).split("it has:")[1])
-    assert ("stages.0" in str(error.value).split("it has:")[1]) == ("." in feature)
-    assert hooks_of(net) == 0
-
-
-def test_a_feature_that_runs_twice_is_refused() -> None:
-    layer = nn.Linear(4, 4)
-    net = nn.Sequential(nn.Flatten(), layer, layer)
-    with pytest.raises(ValueError, match="'1' ran 2 times"):
-        run_tapped(net, torch.rand(2, 4), "1")
-    assert hooks_of(net) == 0
-
-
-def test_a_feature_that_never_runs_is_refused() -> None:
-    class Idle(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.used(x)
-
-    with pytest.raises(ValueError, match="'idle' ran 0 times"):
-        run_tapped(Idle(), torch.rand(2, 4), "idle")
-
-
-def test_an_exception_inside_the_network_leaves_no_hook_behind() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), Raises())
-    with pytest.raises(RuntimeError, match="broken on purpose"):
-        run_tapped(net, torch.rand(2, 4), "0")
-    assert hooks_of(net) == 0
-
-
-def test_two_threads_in_one_network_each_get_their_own_feature() -> None:
-    class Meet(nn.Module):
-        """Both threads are inside the network, hooks set, before either goes on."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.barrier = threading.Barrier(2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.barrier.wait(timeout=30)
-            return x
-
-    net = nn.Sequential(Meet(), nn.Linear(4, 8), Meet(), nn.Linear(8, 3))
-
-    def run(seed: int) -> None:
-        generator = _tiny.generator(seed)
-        for _ in range(50):
-            images = torch.rand(2, 4, generator=generator)
-            logits, feature = run_tapped(net, images, "1")
-            torch.testing.assert_close(feature, net[1](images), rtol=0, atol=0)
-            torch.testing.assert_close(logits, net[3](feature), rtol=0, atol=0)
-
-    with ThreadPoolExecutor(2) as pool:
-        for outcome in [pool.submit(run, seed) for seed in (0, 1)]:
-            outcome.result()
-    assert hooks_of(net) == 0
-
-
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
-@pytest.mark.parametrize("what", ["function", "network"])
-def test_the_tap_works_in_compiled_code(what: str) -> None:
-    torch.compiler.reset()
-    with _tiny.seeded(0):
-        net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.SiLU(), nn.Linear(8, 3))
-    call = run_tapped
-    if what == "function":
-        call = torch.compile(run_tapped, backend="eager")
-    else:
-        net.compile(backend="eager")
-    for seed in range(3):
-        images = torch.rand(2, 3, 2, 2, generator=_tiny.generator(seed))
-        logits, feature = call(net, images, "1")
-        torch.testing.assert_close(feature, net[1](images.flatten(1)))
-        torch.testing.assert_close(logits, net[3](net[2](feature)))
-    assert hooks_of(net) == 0
-    torch.compiler.reset()
-
-
-def test_a_standing_tap_gives_the_same_in_one_compiled_graph_until_it_is_closed() -> None:
-    torch.compiler.reset()
-    with _tiny.seeded(0):
-        net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.SiLU(), nn.Linear(8, 3))
-    tap = StandingTap(net, "1")
-    compiled = torch.compile(tap, backend="eager", fullgraph=True)
-    for seed in range(3):
-        images = torch.rand(2, 3, 2, 2, generator=_tiny.generator(seed))
-        logits, feature = net(images), net[1](images.flatten(1))
-        for call in (tap, compiled):
-            found = call(images)
-            torch.testing.assert_close(found[0], logits)
-            torch.testing.assert_close(found[1], feature)
-    assert hooks_of(net) == 1
-    tap.close()
-    assert hooks_of(net) == 0
-    torch.compiler.reset()
-
-
-def test_an_in_place_layer_behind_the_tap_does_not_change_it() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(3))
-    images = _tiny.images(4) - 0.5  # of both signs, and so is what a convolution without bias makes of them
-    net(images)
-    _, tapped = run_tapped(net, images, "0")
-    assert tapped.equal(net[0](images))
-    assert tapped.min() < 0 < tapped.max()
 
 
 @pytest.mark.parametrize("wrap", [lambda x: {"logits": x}, lambda x: SimpleNamespace(logits=x)])
@@ -371,20 +212,3 @@ def test_other_outputs_are_refused() -> None:
 
     with pytest.raises(ValueError, match="a network returned a tuple; it must return logits"):
         Ensemble([Pair()])(_tiny.images())
-
-
-def test_a_layer_that_returns_a_tuple_is_read_at_its_first() -> None:
-    class Layer(nn.Linear):
-        def forward(self, input: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-            return super().forward(input), None
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.head = Layer(4, 8), nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.layer(x)[0])
-
-    logits, tapped = run_tapped(Net(), torch.rand(5, 4), "layer")
-    assert (logits.shape, tapped.shape) == ((5, 3), (5, 8))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import _tiny
-from ensbridge.nets import ResNet, frn, run_tapped
+from ensbridge.nets import ResNet, forward_with_features, frn
 from ensbridge.nets.frn_op import frn as fused
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels need a GPU")
@@ -90,7 +90,7 @@ def test_a_network_is_the_same_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("feature", ["stages.0.0.norm1", "stages.0.0.conv2"])
 def test_a_tapped_layer_still_gives_its_own_output(feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, images = grown(), _tiny.images()
-    expected = run_tapped(net, images, feature)
+    expected = forward_with_features(net, images, feature)
     monkeypatch.setattr(frn, "_is_fused", lambda x: True)
-    for one, other in zip(run_tapped(net, images, feature), expected, strict=True):
+    for one, other in zip(forward_with_features(net, images, feature), expected, strict=True):
         torch.testing.assert_close(one, other)

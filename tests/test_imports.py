@@ -176,7 +176,7 @@ def test_what_is_against_the_order_is_named(file: str, line: str, words: str, tm
     ("file", "line"),
     [
         ("train/fit.py", "from ensbridge.fast_ensemble import FastEnsemble"),
-        ("ensemble.py", "from ensbridge.nets.tap import run_tapped"),
+        ("ensemble.py", "from ensbridge.nets.features import forward_with_features"),
         ("report/page.py", "from ensbridge.scores import Scores"),
         ("report/page.py", "from . import figures"),
         ("cli.py", "from ensbridge import __version__"),

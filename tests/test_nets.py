@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import _tiny
 from ensbridge.cost import count_macs, count_params
-from ensbridge.nets import FRN, ResNet, resnet32x2, resnet32x4, resnet34, run_tapped
+from ensbridge.nets import FRN, ResNet, forward_with_features, resnet32x2, resnet32x4, resnet34
 from ensbridge.nets.score import ZInput
 
 F64 = torch.float64
@@ -166,7 +166,7 @@ def test_the_first_feature_is_taken_after_the_blocks_last_swish(width: int, stri
         for parameter in net.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=_tiny.generator(), dtype=F64))
     images = _tiny.images(2).double()
-    h = run_tapped(net, images, _tiny.FEATURE)[1]
+    h = forward_with_features(net, images, _tiny.FEATURE)[1]
     x = net.stem((images - net.mean) / net.std)
     torch.testing.assert_close(h, block_reference(net.stages[0][0], x, stride), rtol=1e-10, atol=1e-10)
     assert h.min() > -0.2785  # Swish's minimum
@@ -176,7 +176,7 @@ def test_the_first_feature_is_taken_after_the_blocks_last_swish(width: int, stri
 
 def test_the_head_reads_the_mean_over_the_map() -> None:
     net, images = _tiny.member(), _tiny.images()
-    logits, maps = run_tapped(net, images, "stages")
+    logits, maps = forward_with_features(net, images, "stages")
     torch.testing.assert_close(logits, maps.mean((2, 3)) @ net.head.weight.T + net.head.bias)
     assert maps.shape == (6, 16, 4, 4)  # the second stage halves the map
 

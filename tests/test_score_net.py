@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import _tiny
 from ensbridge.cost import count_macs, count_params
-from ensbridge.nets import ScoreNet, resnet32x2, resnet32x4, resnet34, run_tapped
+from ensbridge.nets import ScoreNet, forward_with_features, resnet32x2, resnet32x4, resnet34
 from ensbridge.nets.inverted import InvertedResidual, Pointwise, conv_bn, in_eights
 from ensbridge.nets.score import ZInput, time_embedding
 
@@ -50,7 +50,7 @@ def test_each_score_network_fits_its_member() -> None:
             (resnet34(1000, bias=False), ScoreNet.imagenet64(), 64),
         ]
         for member, score, size in pairs:
-            logits, h = run_tapped(member, torch.empty(2, 3, size, size), _tiny.FEATURE)
+            logits, h = forward_with_features(member, torch.empty(2, 3, size, size), _tiny.FEATURE)
             assert h.shape[2:] == (size, size)
             assert score(h, logits, torch.empty(2)).shape == logits.shape
 

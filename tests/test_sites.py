@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 import _tiny
 import ensbridge as eb
+from ensbridge.nets.features import FeatureExtractor, find_module, forward_with_features, uncompiled
 from ensbridge.nets.preprocessed import Preprocessed
 from ensbridge.nets.site import choose_site, walk_features
 from ensbridge.nets.sizing import MapScore, fitting_score, has_channels_last
-from ensbridge.nets.tap import StandingTap, find_module, run_tapped, uncompiled
 from ensbridge.nets.token_score import TokenScore
 
 IMAGE = _tiny.images(1)
@@ -239,7 +239,7 @@ def test_a_shared_module_is_known_by_each_of_its_names() -> None:
             return self.head(self.body(images))
 
     net = made(Net)
-    first, second = (run_tapped(net, IMAGE, name)[1] for name in ("body.1", "encoder"))
+    first, second = (forward_with_features(net, IMAGE, name)[1] for name in ("body.1", "encoder"))
     assert first.equal(second)
     assert [each.name for each in walk_features(net, IMAGE)] == ["body.0", "body.1", "body", "head"]
 
@@ -249,7 +249,7 @@ def test_a_head_of_functions_is_no_obstacle() -> None:
     before = [_tiny.state(member) for member in members]
     fast = quick(members)
     assert fast.feature == "layer1.0"
-    logits, h = run_tapped(members[0], IMAGE, "layer1.0")
+    logits, h = forward_with_features(members[0], IMAGE, "layer1.0")
     inner = members[0].relu(members[0].bn1(members[0].conv1(IMAGE)))  # type: ignore[operator]
     assert h.equal(members[0].layer1[0](inner))  # type: ignore[index]
     assert logits.equal(members[0](IMAGE))
@@ -264,18 +264,17 @@ def test_a_compiled_source_is_read_by_its_own_names() -> None:
     assert uncompiled(net) is net
     site, own = (choose_site(each, IMAGE, None, budget=3.0) for each in (compiled, net))
     assert site.words == own.words
-    expected = run_tapped(net, IMAGE, "layer1.0")
+    expected = forward_with_features(net, IMAGE, "layer1.0")
     assert find_module(compiled, "_orig_mod.layer1.0") is find_module(compiled, "layer1.0") is net.layer1[0]  # type: ignore[index]
     for name in ("layer1.0", "_orig_mod.layer1.0"):
         assert choose_site(compiled, IMAGE, name, budget=3.0).feature == "layer1.0"
-        tap = StandingTap(compiled, name)
-        for found in (run_tapped(compiled, IMAGE, name), tap(IMAGE)):
+        tap = FeatureExtractor(compiled, name)
+        for found in (forward_with_features(compiled, IMAGE, name), tap(IMAGE)):
             assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
-        tap.close()
     with pytest.raises(ValueError, match=r"it has: conv1, bn1, relu, layer1, down, layer2$"):
         find_module(compiled, "layer9")
     behind = Preprocessed(compiled, lambda images: images * 2)
-    assert run_tapped(behind, IMAGE / 2, "net.layer1.0")[1].equal(expected[1])
+    assert forward_with_features(behind, IMAGE / 2, "net.layer1.0")[1].equal(expected[1])
     assert not any(module._forward_hooks for module in net.modules())
     torch.compiler.reset()
 
@@ -284,11 +283,11 @@ def test_a_compiled_source_is_read_by_its_own_names() -> None:
 def test_only_a_part_of_the_source_may_be_compiled() -> None:
     torch.compiler.reset()
     net = made(Common).eval()
-    expected = run_tapped(net, IMAGE, "layer1.0")
+    expected = forward_with_features(net, IMAGE, "layer1.0")
     net.layer1 = torch.compile(net.layer1, backend="eager")  # type: ignore[assignment]
     assert choose_site(net, IMAGE, None, budget=3.0).feature == "layer1.0"
     for _ in range(2):
-        found = run_tapped(net, IMAGE, "layer1.0")
+        found = forward_with_features(net, IMAGE, "layer1.0")
         assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
     torch.compiler.reset()
 

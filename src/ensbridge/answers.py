@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ensbridge.data.loader import ImageSet
 from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit, stack_logits
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.nets.tap import run_tapped
+from ensbridge.nets.features import forward_with_features
 from ensbridge.train.engine import Engine
 
 Advance = Callable[[int], None]  # hears how many images a network has just answered
@@ -94,15 +94,15 @@ def answer_each(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Te
     def run(net: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
         if net not in passes:
             # Each has images of its own: a network may well work in place.
-            logits, *tapped = run_tapped(net, images.clone(), *taps.get(net, ()))
-            passes[net] = at_least_float32(logits), dict(zip(taps.get(net, ()), tapped, strict=True))
+            logits, *outputs = forward_with_features(net, images.clone(), *taps.get(net, ()))
+            passes[net] = at_least_float32(logits), dict(zip(taps.get(net, ()), outputs, strict=True))
         return passes[net]
 
     def cross(model: FastEnsemble, bridge: nn.Module) -> Tensor:
         key = bridge, model.source, model.feature
         if key not in ends:
-            logits, tapped = run(model.source)
-            ends[key] = bridge(tapped[model.feature], logits)
+            logits, outputs = run(model.source)
+            ends[key] = bridge(outputs[model.feature], logits)
         return ends[key]
 
     def answer(model: nn.Module) -> Tensor:

@@ -27,9 +27,9 @@ from ensbridge.files import read_json
 from ensbridge.methods.diffusion_bridge import BridgeConfig, DiffusionBridge
 from ensbridge.methods.method import Together
 from ensbridge.metrics import fit_temperature, nll
+from ensbridge.nets.features import find_module, read_logits
 from ensbridge.nets.preprocessed import Preprocess, with_preprocessing
 from ensbridge.nets.site import Site, choose_site
-from ensbridge.nets.tap import find_module, read_logits
 from ensbridge.progress import progress_bars
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig, Precision, derive_seed

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ensbridge.nets.features import forward_with_features, read_logits, uncompiled
 from ensbridge.nets.stored import Build, StoredNetwork, load_weights
-from ensbridge.nets.tap import read_logits, run_tapped, uncompiled
 from ensbridge.words import one_line
 
 
@@ -65,7 +65,7 @@ def member_groups(members: int, bridges: int) -> list[tuple[int, ...]]:
 class Observation(NamedTuple):
     """What a bridge sees of a batch: the source's feature and every member's logits."""
 
-    feature: Tensor  # output of the tapped module, any shape with B first
+    feature: Tensor  # the module's output, any shape with B first
     logits: Tensor  # (M, B, K)
 
 
@@ -150,10 +150,10 @@ class Ensemble(nn.Module):
 
     @torch.no_grad()
     def observe(self, images: Tensor, feature: str) -> Observation:
-        """Run every member once, tapping the source's module `feature` in the same pass; no gradients."""
-        source_logits, tapped = run_tapped(self.source, images, feature)
+        """Run every member once, and read the source's module `feature` in the same pass; no gradients."""
+        source_logits, output = forward_with_features(self.source, images, feature)
         others = [read_logits(member(images)) for member in list(self.members)[1:]]
-        return Observation(tapped, stack_logits([source_logits, *others]))
+        return Observation(output, stack_logits([source_logits, *others]))
 
 
 def list_members(members: Sequence[nn.Module] | Ensemble) -> list[nn.Module]:

@@ -15,8 +15,8 @@ from ensbridge.data.loader import Data
 from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.methods.bridge_network import BridgeNetwork, FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, DiffusionBridge
+from ensbridge.nets.features import find_module, forward_with_features, uncompiled
 from ensbridge.nets.preprocessed import Preprocess
-from ensbridge.nets.tap import find_module, run_tapped, uncompiled
 from ensbridge.scores import Scores
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class FastEnsemble(nn.Module):
 
     def with_source(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, K) and, from the same pass, the source's own: where they part, the members disagree."""
-        logits, feature = run_tapped(self.source, images, self.feature)
+        logits, feature = forward_with_features(self.source, images, self.feature)
         logits = at_least_float32(logits)
         return self.combine(logits, [bridge(feature, logits) for bridge in self.bridges]), logits
 

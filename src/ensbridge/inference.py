@@ -20,9 +20,9 @@ from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods.bridge_network import FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge
 from ensbridge.nets import MapScore, ScoreNet
+from ensbridge.nets.features import forward_with_features
 from ensbridge.nets.inverted import InvertedResidual
 from ensbridge.nets.score import time_embedding
-from ensbridge.nets.tap import run_tapped
 
 # Runtimes lay channels out in blocks, of 16 with AVX-512. The paper's 33 channels are no such blocks, and its
 # depthwise convolution then runs more than twice as long as one of 48 (109 and 46 µs).
@@ -45,7 +45,7 @@ class InferenceModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K)."""
-        logits, feature = run_tapped(self.source, images, self.feature)
+        logits, feature = forward_with_features(self.source, images, self.feature)
         logits = at_least_float32(logits)
         ends = [bridge(feature, logits) for bridge in self.bridges]
         if len(ends) == 1 and not self.average_source:

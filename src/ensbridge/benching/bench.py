@@ -23,7 +23,7 @@ from ensbridge.ensemble import Ensemble
 from ensbridge.exporting import cannot_take, check_fast, image_like
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.inference import InferenceModel, prepare_for_inference
-from ensbridge.nets.tap import read_logits
+from ensbridge.nets.features import read_logits
 from ensbridge.saving import load
 
 ONE = "one member"

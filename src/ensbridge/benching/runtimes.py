@@ -86,7 +86,7 @@ def _run_eager(model: nn.Module, images: Tensor, threads: int) -> Runner:
 
 
 def _run_compiled(model: nn.Module, images: Tensor, threads: int) -> Runner:
-    """As torch.export traces it, since hooks that come and go, as the tap's, are not for torch.compile."""
+    """As torch.export traces it: torch.compile gives up after a few models or batch sizes of one class."""
     if images.is_cuda:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit, weights_digest
 from ensbridge.methods.method import AbstractMethod, Batch, Teacher
-from ensbridge.nets.tap import find_module, run_tapped
+from ensbridge.nets.features import find_module, forward_with_features
 
 
 class FeatureBridge(nn.Module):
@@ -63,7 +63,7 @@ class BridgeNetwork(AbstractMethod):
     @torch.no_grad()
     def log_probs(self, images: Tensor) -> Tensor:
         """The mean of the source's and the bridge's softmax."""
-        logits, feature = run_tapped(self.source.source, images, self.feature)
+        logits, feature = forward_with_features(self.source.source, images, self.feature)
         logits = at_least_float32(logits)
         return ensemble_logit(torch.stack([logits, self.bridge(feature, logits)])).log_softmax(-1)
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ensbridge.ensemble import Ensemble, Observation, at_least_float32, ensemble_logit, weights_digest
 from ensbridge.methods.method import AbstractMethod, Batch, EmaRule, Teacher
+from ensbridge.nets.features import find_module, forward_with_features
 from ensbridge.nets.score import ScoreNet, ZInput
-from ensbridge.nets.tap import find_module, run_tapped
 from ensbridge.sampler import estimate_z0, walk
 from ensbridge.schedule import BridgeSchedule, PosteriorVariance, TemperatureLaw
 
@@ -271,7 +271,7 @@ class DiffusionBridge(AbstractMethod):
     @torch.no_grad()
     def log_probs(self, images: Tensor) -> Tensor:
         """The prediction of source and bridge together."""
-        logits, feature = run_tapped(self.ensemble.source, images, self.feature)
+        logits, feature = forward_with_features(self.ensemble.source, images, self.feature)
         return self.bridge(feature, at_least_float32(logits)).log_softmax(-1)
 
     def networks(self) -> Sequence[nn.Module]:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.ensemble import Ensemble, Observation, stack_logits
-from ensbridge.nets.tap import run_tapped
+from ensbridge.nets.features import forward_with_features
 
 Teacher = tuple[Ensemble, str | None]  # an ensemble, and the feature of its source that is read, if any
-Runner = Callable[[Tensor], tuple[Tensor, ...]]  # a network's pass: its logits, then its tapped features
+Runner = Callable[[Tensor], tuple[Tensor, ...]]  # a network's pass: its logits, then its features
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Batch:
 
     def observe(self, ensemble: Ensemble, feature: str) -> Observation:
         """What the ensemble says of these images, and the source's `feature`."""
-        tapped = self._run(ensemble.source, feature)[feature]
-        return Observation(tapped, self.member_logits(ensemble))
+        output = self._run(ensemble.source, feature)[feature]
+        return Observation(output, self.member_logits(ensemble))
 
     def member_logits(self, ensemble: Ensemble) -> Tensor:
         """Every member's logits (M, B, K)."""
@@ -53,7 +53,9 @@ class Batch:
             runner = self.runners.get(network)
             with torch.no_grad():
                 known = runner is not None
-                outputs = runner(self.images) if known else run_tapped(network, self.images, *features)
+                outputs = (
+                    runner(self.images) if known else forward_with_features(network, self.images, *features)
+                )
             self._seen.setdefault(network, {}).update(zip((None, *features), outputs, strict=True))
         return self._seen[network]
 

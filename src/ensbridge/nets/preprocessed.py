@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ensbridge.nets.tap import uncompiled
+from ensbridge.nets.features import uncompiled
 
 Preprocess = Callable[[Tensor], Tensor]
 

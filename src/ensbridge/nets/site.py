@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ensbridge.cost import count_macs
+from ensbridge.nets.features import Hook, forward_with_features, plain_name, run_with_hooks, uncompiled
 from ensbridge.nets.sizing import cheapest_macs, fitting_score, has_channels_last
-from ensbridge.nets.tap import plain_name, run_tapped, uncompiled
 
 EARLIEST, LATEST = 0.05, 0.8  # a stem tells little, and behind the last layers there is nothing to save
 
@@ -38,18 +38,13 @@ def walk_features(net: nn.Module, image: Tensor) -> list[Feature]:
     net = uncompiled(net)
     seen: list[tuple[str, object, int]] = []
     counter = FlopCounterMode(display=False)
-    handles = [
-        module.register_forward_hook(
-            lambda _module, _inputs, output, name=name: seen.append((name, output, counter.get_total_flops()))
-        )
-        for name, module in _names_of(net).items()
-    ]
-    try:
-        with _evaluating(net), counter:
-            net(_two_of(image))
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def record(name: str) -> Hook:
+        return lambda _module, _inputs, output: seen.append((name, output, counter.get_total_flops()))
+
+    hooks = {module: [record(name)] for name, module in _names_of(net).items()}
+    with _evaluating(net), counter:
+        run_with_hooks(net, _two_of(image), hooks)
     total = max(counter.get_total_flops(), 1)
     runs = Counter(name for name, _, _ in seen)
     found: list[Feature] = []
@@ -123,7 +118,7 @@ def choose_site(
     else:
         found, why = _stages(source, walk_features(source, image)), f"the earliest that fits ×{budget:g}"
     with _evaluating(source):
-        classes = run_tapped(source, _two_of(image))[0].shape[-1]
+        classes = forward_with_features(source, _two_of(image))[0].shape[-1]
     whole = count_macs(source, image)
     allowed = (budget - 1) * whole / bridges
     for each in found:
@@ -153,7 +148,7 @@ def choose_site(
 def _named(source: nn.Module, image: Tensor, feature: str) -> Feature:
     """The feature that the user names."""
     with _evaluating(source):
-        output = run_tapped(source, _two_of(image), feature)[1]
+        output = forward_with_features(source, _two_of(image), feature)[1]
     if trouble := _trouble(output):
         raise ValueError(
             f"the output of feature {feature!r} {trouble}; name a module that returns a map (B, C, H, W), "

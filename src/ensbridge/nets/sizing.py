@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ensbridge.cost import count_macs
 from ensbridge.nets.inverted import conv_bn
 from ensbridge.nets.score import ScoreNet
-from ensbridge.nets.token_score import TokenScore, like_weights
+from ensbridge.nets.token_score import TokenScore
 
 WIDTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -71,7 +71,8 @@ class MapScore(nn.Module):
             raise ValueError(f"the feature has shape {tuple(h.shape)}; this score network takes (B, {takes})")
         if self.channels_last:
             h = h.movedim(-1, 1)
-        return self.score(self.entry(like_weights(h, self)), z_t, t)
+        # A source may compute in another type, such as bfloat16.
+        return self.score(self.entry(h.to(self.score.head.weight.dtype)), z_t, t)
 
 
 def has_channels_last(feature: Tensor, images: Tensor) -> bool:

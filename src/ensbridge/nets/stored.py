@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ensbridge.nets.tap import plain_name, uncompiled
+from ensbridge.nets.features import plain_name, uncompiled
 
 Build = Callable[[], nn.Module]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -57,13 +57,9 @@ class TokenScore(nn.Module):
                 f"the feature has shape {tuple(h.shape)}; this score network takes (B, {self.channels}) or "
                 f"(B, N, {self.channels})"
             )
-        tokens = like_weights(h[:, None] if h.ndim == 2 else h, self)
+        # A source may compute in another type, such as bfloat16.
+        tokens = (h[:, None] if h.ndim == 2 else h).to(cast(nn.LayerNorm, self.stem[0]).weight.dtype)
         x = self.stem(tokens) + self.time(time_embedding(t, TIME).to(tokens.dtype))[:, None]
         for block in self.blocks:
             x = x + block(x)
         return self.head((self.weight(x).softmax(1) * x).sum(1))
-
-
-def like_weights(h: Tensor, net: nn.Module) -> Tensor:
-    """A feature in the type of a network's weights: a source may compute in another, such as bfloat16."""
-    return h.to(next(net.parameters()).dtype)

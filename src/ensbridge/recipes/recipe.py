@@ -13,8 +13,8 @@ from torch import nn
 
 from ensbridge.data.digits import Splits
 from ensbridge.methods.diffusion_bridge import BridgeConfig, Preset
+from ensbridge.nets.features import forward_with_features
 from ensbridge.nets.score import ScoreNet, ZInput
-from ensbridge.nets.tap import run_tapped
 from ensbridge.train.config import FitConfig, describe_config
 from ensbridge.train.distill import distillation_grids
 from ensbridge.words import one_line
@@ -102,7 +102,7 @@ class Recipe:
                     f"it must be at most {max(height, width)}"
                 )
         with torch.no_grad():
-            logits, feature, inner = run_tapped(member, image, self.feature, self.tail_feature)
+            logits, feature, inner = forward_with_features(member, image, self.feature, self.tail_feature)
             score, now = build(lambda: self.score(self.bridge.z_input), 0).eval(), logits.new_ones(1)
             _readable("feature", self.feature, lambda: score(feature, logits, now))
             tail = build(lambda: self.tail(member, self.tail_feature, 1.0), 0)

@@ -13,7 +13,7 @@ from ensbridge.data.loader import ImageSet
 from ensbridge.ensemble import at_least_float32
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods.diffusion_bridge import Bridge
-from ensbridge.nets.tap import run_tapped
+from ensbridge.nets.features import forward_with_features
 from ensbridge.scores import Transition
 
 
@@ -48,7 +48,7 @@ def find_transitions(
 
 @torch.no_grad()
 def _path(fast: FastEnsemble, bridge: Bridge, image: Tensor) -> list[Tensor]:
-    logits, feature = run_tapped(fast.source, image, fast.feature)
+    logits, feature = forward_with_features(fast.source, image, fast.feature)
     return [stop[0].softmax(-1) for stop in bridge.path(feature, at_least_float32(logits))]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.methods.method import Batch, Runner, Together
-from ensbridge.nets.tap import StandingTap
+from ensbridge.nets.features import FeatureExtractor
 from ensbridge.train.step import AbstractStep, draw_batch, in_precision, step_seed
 
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ class Fetched(NamedTuple):
 
     images: Tensor
     labels: Tensor | None
-    answers: Mapping[nn.Module, tuple[Tensor, ...]]  # each network's logits, then its tapped features
+    answers: Mapping[nn.Module, tuple[Tensor, ...]]  # each network's logits, then its features
 
     def tensors(self) -> list[Tensor]:
         """All of it in one list."""
@@ -83,7 +83,7 @@ class CompiledStep(AbstractStep):
         self.runners: dict[nn.Module, Runner] = {}
         for network, features in self.taps.items():
             own = in_bf16(network) if self.bf16 else copy.deepcopy(network)
-            self.runners[network] = torch.compile(StandingTap(own, *features), dynamic=False)
+            self.runners[network] = torch.compile(FeatureExtractor(own, *features), dynamic=False)
 
     def record(self) -> None:
         """Run a step as all will run."""
