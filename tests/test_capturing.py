@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from ensbridge.capturing import capture, split_lanes
+from ensbridge.capturing import Captured, capture, split_lanes
 from ensbridge.ensemble import Ensemble
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.inference import prepare_for_inference
@@ -113,3 +119,94 @@ def test_capture_names_what_it_needs() -> None:
         ValueError, match="images to capture are on the cpu; a CUDA graph needs them on a GPU"
     ):
         capture(source(), IMAGES)
+
+
+# ------------------------------------------------------------------------------ a graph and its callers
+
+
+class Stream:
+    """A stream in name: what is put on it runs at once, and what waits for what is written down."""
+
+    def __init__(self, log: list[tuple[str, object]]) -> None:
+        self.log = log
+
+    def wait_event(self, _event: object) -> None:
+        self.log.append(("waits", self))
+
+
+class Event:
+    def record(self, stream: Stream) -> None:
+        stream.log.append(("recorded", stream))
+
+
+class Graph:
+    """A CUDA graph in name: it runs a network from the same images to the same logits."""
+
+    def __init__(self, net: nn.Module, images: Tensor, logits: Tensor) -> None:
+        self.net, self.images, self.logits = net, images, logits
+
+    def replay(self) -> None:
+        if not self.images.isfinite().all():
+            raise RuntimeError("broken on purpose")
+        self.logits.copy_(self.net(self.images))
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
+    """What streams wait for, each thread with a stream of its own."""
+    log: list[tuple[str, object]] = []
+    own = threading.local()
+
+    def current(_device: torch.device) -> Stream:
+        own.stream = getattr(own, "stream", None) or Stream(log)
+        return own.stream
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", current)
+    return log
+
+
+def captured() -> tuple[Captured, nn.Module]:
+    net, images, logits = source(), torch.zeros_like(IMAGES), torch.zeros(2, 3)
+    return Captured(Graph(net, images, logits), images, logits, None), net  # type: ignore[arg-type]
+
+
+def test_threads_that_share_a_captured_model_get_their_own_logits(log: list[tuple[str, object]]) -> None:
+    run, net = captured()
+    given = [torch.rand(IMAGES.shape, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+
+    def calls(images: Tensor) -> list[Tensor]:
+        return [run(images) for _ in range(50)]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(calls, given))
+    with torch.inference_mode():
+        for images, answers in zip(given, found, strict=True):
+            expected = net(images)
+            assert all(answer.equal(expected) for answer in answers)
+    # Each call waits for the one before on its own stream, and says there when it is done.
+    assert len(log) == 2 * 8 * 50
+    assert all(
+        (first, last) == (("waits", stream), ("recorded", stream))
+        for first, last in zip(log[::2], log[1::2], strict=True)
+        for stream in [first[1]]
+    )
+    assert len({stream for _, stream in log}) > 1
+
+
+def test_a_call_that_fails_leaves_a_captured_model_ready(log: list[tuple[str, object]]) -> None:
+    run, net = captured()
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        run(IMAGES / 0)
+    with torch.inference_mode():
+        assert run(IMAGES).equal(net(IMAGES))
+    assert [what for what, _ in log] == ["waits", "recorded"] * 2
+    with pytest.raises(ValueError, match=r"captured for torch.float32 of shape \(2, 3, 8, 8\)"):
+        run(IMAGES[:1])
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_captured_model_is_neither_copied_nor_saved(way: Callable[[object], object]) -> None:
+    with pytest.raises(ValueError, match="cannot be copied or saved"):
+        way(captured()[0])

@@ -7,6 +7,7 @@ feature: its convolutions run beside the rest of the source, as members of an en
 from __future__ import annotations
 
 import operator
+import threading
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +27,7 @@ def capture(model: nn.Module, images: Tensor) -> Captured:
     """A model for batches like `images`, compiled and captured in one CUDA graph; it is only run.
 
     For serving on a GPU: `run = capture(fast.cuda(), images)`, then `run(images)` for images of that shape
-    and type as often as wanted. Weights are those of the moment.
+    and type as often as wanted, from any thread and on any stream. Weights are those of the moment.
 
     >>> capture(nn.Linear(4, 3), torch.rand(2, 4))
     Traceback (most recent call last):
@@ -36,29 +37,36 @@ def capture(model: nn.Module, images: Tensor) -> Captured:
         raise ValueError(f"images to capture are on the {images.device}; a CUDA graph needs them on a GPU")
     if isinstance(model, FastEnsemble):
         model = prepare_for_inference(model)
-    return Captured(model, images)
+    split, lanes = split_lanes(model, images)
+    for name in lanes:
+        compiled = torch.compile(split.get_submodule(name), dynamic=False, options={"freezing": True})
+        setattr(split, name, compiled)
+    images, owner = images.clone(), _Lanes(split, lanes, images.device)
+    first = torch.cuda.Stream(images.device, priority=-1)  # the source's; the bridges fill what it leaves
+    with torch.inference_mode():
+        first.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(first):
+            for _ in range(WARM_UP):
+                owner.run(images)
+        torch.cuda.current_stream().wait_stream(first)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may run models meanwhile, and allocate.
+        with torch.cuda.graph(graph, stream=first, capture_error_mode="thread_local"):
+            logits = owner.run(images)[0]
+    return Captured(graph, images, logits, owner)
 
 
 class Captured:
-    """A captured model: images (B, …) of one shape in, logits (B, K) out. `capture` makes it."""
+    """A captured model: images (B, …) of one shape in, logits (B, K) out. `capture` makes it.
 
-    def __init__(self, model: nn.Module, images: Tensor) -> None:
-        split, lanes = split_lanes(model, images)
-        for name in lanes:
-            compiled = torch.compile(split.get_submodule(name), dynamic=False, options={"freezing": True})
-            setattr(split, name, compiled)
-        # The graph knows its weights by their place in memory alone, and they live as long as their owner.
-        self.images, self.owner = images.clone(), _Lanes(split, lanes, images.device)
-        first = torch.cuda.Stream(images.device, priority=-1)  # the source's; the bridges fill what it leaves
-        with torch.inference_mode():
-            first.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(first):
-                for _ in range(WARM_UP):
-                    self.owner.run(self.images)
-            torch.cuda.current_stream().wait_stream(first)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=first):
-                self.logits = self.owner.run(self.images)[0]
+    The graph reads and writes the same memory with each replay. So threads take turns, and so does their work
+    on the GPU: a call's stream waits for the call before, until that has its logits in memory of its own.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, images: Tensor, logits: Tensor, owner: object) -> None:
+        self.graph, self.images, self.logits = graph, images, logits
+        self.owner = owner  # of the weights, which the graph knows by their place in memory alone
+        self._turn, self._done = threading.Lock(), torch.cuda.Event()
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits of images like those that it was captured with."""
@@ -68,10 +76,21 @@ class Captured:
                 f"images are {images.dtype} of shape {tuple(images.shape)}; this was captured for "
                 f"{mine.dtype} of shape {tuple(mine.shape)}"
             )
-        with torch.inference_mode():
-            mine.copy_(images)
-            self.graph.replay()
-            return self.logits.clone()
+        with self._turn, torch.inference_mode():
+            stream = torch.cuda.current_stream(mine.device)
+            stream.wait_event(self._done)
+            try:
+                mine.copy_(images)
+                self.graph.replay()
+                return self.logits.clone()
+            finally:
+                self._done.record(stream)
+
+    def __reduce__(self) -> str:
+        raise ValueError(
+            "a captured model cannot be copied or saved, since it is tied to memory of this process; copy or "
+            "save the model that it was made of, and capture that again"
+        )
 
 
 def split_lanes(model: nn.Module, images: Tensor) -> tuple[fx.GraphModule, dict[str, str]]:

@@ -150,7 +150,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def trace(model: nn.Module, example: Tensor) -> ExportedProgram:
-    """The model as a graph whose batch size is free; the source is in it once, and its feature is read inside."""
+    """The model as a graph whose batch size is free; the source is in it once, its feature read inside."""
     # Random numbers in place of the example: the program keeps its inputs, and those may be private.
     # Two images: what is traced for one may hold for one only.
     images = torch.rand(2, *example.shape[1:], generator=torch.Generator().manual_seed(0)).to(example.dtype)
