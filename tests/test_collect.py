@@ -206,3 +206,61 @@ def test_a_fingerprint_is_that_of_the_bytes_whatever_the_layout() -> None:
     turned = IMAGES.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
     assert not turned.is_contiguous()
     assert ImageSet(turned).fingerprint() == ImageSet(IMAGES).fingerprint()
+
+
+# ------------------------------------------------------------------------------ labels
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32]
+)
+def test_labels_of_any_integers_become_int64(dtype: torch.dtype) -> None:
+    labels = LABELS.to(dtype)
+    ways: list[Any] = [
+        (IMAGES, labels),
+        (IMAGES.numpy(), labels.numpy()),
+        (IMAGES, list(labels.numpy())),
+        (IMAGES, tuple(labels.tolist())),
+        [(IMAGES[:8], labels[:8]), (IMAGES[8:], labels[8:])],
+        [(IMAGES[:8], LABELS[:8]), (IMAGES[8:], labels[8:])],
+        Items(lambda index: (IMAGES[index], labels[index])),
+        ImageSet(IMAGES, labels),
+    ]
+    for way in ways:
+        found = collect(way)
+        assert found.labels is not None
+        assert found.labels.dtype == torch.int64
+        assert found.labels.equal(LABELS)
+        assert found.fingerprint() == ImageSet(IMAGES, LABELS).fingerprint()
+
+
+PAIRS: dict[str, tuple[Any, str]] = {
+    "0-d": (torch.tensor(1), r"shape \(\)"),
+    "0-d of numpy": (np.array(1), r"shape \(\)"),
+    "number": (3, "int"),
+    "fraction": (0.5, "float"),
+    "lists": ([[0], [1]] * 16, "list of list"),
+    "tensors": (list(LABELS), "list of Tensor"),
+    "names": (["cat"] * 32, "list of str"),
+    "none at all": ([], "list"),
+    "complex": (LABELS.to(torch.complex64), "complex64"),
+    "meta": (LABELS.to("meta"), "meta"),
+    "sparse": (LABELS.to_sparse(), "sparse"),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_labels_that_are_no_number_for_each_image_are_refused(kind: str) -> None:
+    labels, named = PAIRS[kind]
+    for data in ((IMAGES, labels), [(IMAGES, labels)] * 2, [(IMAGES, labels)] * 3):
+        with pytest.raises(ValueError, match=named if isinstance(data, tuple) else "label"):
+            collect(data)
+
+
+def test_one_image_may_have_one_label_however_it_is_written() -> None:
+    for label in (2, np.int32(2), np.array(2), torch.tensor(2), torch.tensor([2]), [2]):
+        for count in (2, 3):  # two of them look like a pair
+            entries = [(IMAGES[:1], label)] * count
+            assert collect(entries).labels.tolist() == [2] * count  # type: ignore[union-attr]
+    assert collect([(IMAGES, None), (IMAGES, None)]).labels is None
+    assert len(collect([IMAGES, {"image": IMAGES}])) == 64

@@ -6,8 +6,7 @@ import copy
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -20,7 +19,7 @@ from ensbridge.answers import predict_each
 from ensbridge.calibration import calibrated, fit_calibration
 from ensbridge.data.augment import Augment
 from ensbridge.data.loader import Data, ImageSet, collect
-from ensbridge.devices import find_device
+from ensbridge.devices import brought_to, device_of, find_device, random_state_kept
 from ensbridge.ensemble import Ensemble, checked_members, member_groups, try_members
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import read_json
@@ -45,6 +44,9 @@ EMA = 0.995
 TRIED, FEWEST_TO_CALIBRATE = 8, 20  # images
 
 
+@random_state_kept()
+@torch.inference_mode(False)
+@torch.enable_grad()
 def compress(
     members: Iterable[nn.Module] | Ensemble,
     train: Data,
@@ -79,7 +81,8 @@ def compress(
     repeated, after a kill or when time was up: the epochs stay those of the first call, and each call trains
     for its minutes until they are done. It trains on a GPU where there is one, or on `device`, with bfloat16
     where that is as good, or in the `precision` that is asked for; afterwards all networks are where they
-    were, in evaluation mode.
+    were and in the mode that they were in, but for the first: it is part of what is returned, which is in
+    evaluation mode. The global random state is left as it was.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
     >>> images = torch.rand(64, 1, 4, 4)
@@ -96,12 +99,13 @@ def compress(
     nets = checked_members(members, "compress")
     _check_source(nets[0], feature)
     groups = member_groups(len(nets), bridges)
+    place, home = _training_device(nets, device), device_of(nets[0])
     wrapped = _preprocessed(nets, preprocess)
     if feature is not None and wrapped[0] is not nets[0]:
         feature = f"net.{feature}"
     train_set = collect(train, "train").without_labels()
     val_set = None if val is None else collect(val, "val")
-    with _moved(nets, device) as (home, place):
+    with brought_to(place, wrapped):  # with what prepares their images
         train_set, val_set = train_set.to(place), None if val_set is None else val_set.to(place)
         ensemble = Ensemble(wrapped).eval()
         image = train_set.batch(torch.zeros(1, dtype=torch.long, device=place))[0]
@@ -123,10 +127,10 @@ def compress(
             FastEnsemble.of(*(methods[f"T{base:g}-{number}"] for number in range(len(groups))))
             for base in options
         ]
-        fast = _selected(found, options, val_set, calibrate, say).to(home).eval()
+        fast = _selected(found, options, val_set, calibrate, say).to(home)
     fast.image_shape = tuple(image.shape[1:])
     fast.pixel_range = _pixel_range(train_set)
-    return fast
+    return fast.eval()
 
 
 def _checked_config(
@@ -213,20 +217,16 @@ def _try_validation(source: nn.Module, train: ImageSet, val: ImageSet | None) ->
             raise ValueError(f"val has labels from {low} to {high}; the members' are 0 to {classes - 1}")
 
 
-@contextmanager
-def _moved(
-    nets: Sequence[nn.Module], device: torch.device | str | None
-) -> Iterator[tuple[torch.device, torch.device]]:
-    """Bring networks to where they are trained, and home again; the first one's home and that place."""
-    homes = [_device_of(net) for net in nets]
-    place = find_device(device or ("cuda" if torch.cuda.is_available() else homes[0]))
-    try:
-        for net in nets:
-            net.to(place)
-        yield homes[0], place
-    finally:
-        for net, home in zip(nets, homes, strict=True):
-            net.to(home)
+def _training_device(nets: Sequence[nn.Module], device: torch.device | str | None) -> torch.device:
+    """The device that is asked for, or a GPU, or else where the first of the networks is."""
+    for number, net in enumerate(nets, 1):
+        if any(weight.is_meta for weight in (*net.parameters(), *net.buffers())):
+            raise ValueError(
+                f"member {number} has weights on the device 'meta', which hold no values; load them first"
+            )
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else device_of(nets[0])
+    return find_device(device)
 
 
 def _pixel_range(data: ImageSet) -> tuple[float, float]:
@@ -247,11 +247,6 @@ def _epochs_begun(run_dir: Path | str | None) -> float | None:
         raise ValueError(f"{config} is not of a run of compress; choose another folder") from error
 
 
-def _device_of(net: nn.Module) -> torch.device:
-    """Where a network lives; a network without weights is at home on the CPU."""
-    return next((weight.device for weight in net.parameters()), torch.device("cpu"))
-
-
 def _bridge(
     ensemble: Ensemble, site: Site, group: tuple[int, ...], base: float, seed: int
 ) -> DiffusionBridge:
@@ -263,7 +258,7 @@ def _bridge(
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()  # type: ignore[operator]
     config = BridgeConfig(temperature=TemperatureLaw(base=base), ema=EMA)
-    score = score.to(_device_of(ensemble.source))
+    score = score.to(device_of(ensemble.source))
     return DiffusionBridge(ensemble, score, site.feature, loss="kl", target=group, config=config)
 
 

@@ -1,12 +1,19 @@
-"""Where networks run."""
+"""Where networks run, and what is afterwards as it was before."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
 import torch
+from torch import nn
 
 
 def find_device(name: torch.device | str) -> torch.device:
-    """The device of that name, if there is such a one here.
+    """The device of that name, if there is such a one here and it holds values.
 
     >>> find_device("cpu")
     device(type='cpu')
@@ -16,8 +23,97 @@ def find_device(name: torch.device | str) -> torch.device:
     """
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ValueError(f"the device is {str(name)!r}; give such as 'cpu' or 'cuda'") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"the device is {str(name)!r}, and torch sees no GPU here; leave it out")
+    if device.type == "meta":
+        raise ValueError(
+            "the device is 'meta', on which tensors have no values; give such as 'cpu' or 'cuda'"
+        )
+    if device.type == "cuda":
+        _check_gpu(device)
+    else:
+        try:
+            torch.empty(1, device=device)
+        except Exception as error:  # each backend has errors of its own for not being there
+            raise ValueError(
+                f"the device is {str(name)!r}, which this torch does not have here; leave it out"
+            ) from error
     return device
+
+
+def _check_gpu(device: torch.device) -> None:
+    if not torch.cuda.is_available():
+        raise ValueError(f"the device is {str(device)!r}, and torch sees no GPU here; leave it out")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise ValueError(
+            f"the device is {str(device)!r}, and torch sees {count} here; give 'cuda:{count - 1}' or less"
+        )
+
+
+def device_of(net: nn.Module) -> torch.device:
+    """Where a network is, by its first weight; a network without weights is on the CPU.
+
+    >>> device_of(nn.Flatten())
+    device(type='cpu')
+    """
+    return next((weight.device for weight in net.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def brought_to(device: torch.device, nets: Sequence[nn.Module]) -> Iterator[None]:
+    """Networks on a device; afterwards each is where it was, in the mode that it was in, come what may."""
+    gpus = []
+    if device.type == "cuda":
+        gpus = [torch.cuda.current_device() if device.index is None else device.index]
+    with ExitStack() as afterwards, torch.random.fork_rng(gpus):
+        for net in nets:
+            training = [(module, module.training) for module in net.modules()]
+            afterwards.callback(_put_back, net, device_of(net), _devices(net), training)
+        for net in nets:
+            net.to(device)
+        yield
+
+
+def _devices(net: nn.Module) -> list[tuple[dict[str, Any], str, torch.device]]:
+    """Where each weight and buffer is, since one network may lie on several devices."""
+    return [
+        (tensors, name, tensor.device)
+        for module in net.modules()
+        for tensors in (module._parameters, module._buffers)
+        for name, tensor in tensors.items()
+        if tensor is not None
+    ]
+
+
+def _put_back(
+    net: nn.Module,
+    home: torch.device,
+    devices: list[tuple[dict[str, Any], str, torch.device]],
+    training: list[tuple[nn.Module, bool]],
+) -> None:
+    for module, was in training:
+        module.training = was
+    net.to(home)
+    for tensors, name, device in devices:
+        if tensors[name].device != device:
+            tensors[name].data = tensors[name].data.to(device)
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """The global random states of torch's CPU generator, numpy and Python are afterwards as before.
+
+    >>> before = torch.random.get_rng_state()
+    >>> with random_state_kept():
+    ...     _ = torch.rand(3)
+    >>> torch.random.get_rng_state().equal(before)
+    True
+    """
+    arrays, numbers = np.random.get_state(), random.getstate()  # noqa: NPY002 - users' code may draw from it
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        np.random.set_state(arrays)  # noqa: NPY002
+        random.setstate(numbers)

@@ -17,17 +17,20 @@ from torch.utils.data import Dataset, TensorDataset
 class ImageSet:
     """Images (N, C, H, W), floats in [0, 1] or uint8, with labels (N,) where they are known.
 
-    uint8 images stay so in memory and become floats in [0, 1] a batch at a time.
+    uint8 images stay so in memory and become floats in [0, 1] a batch at a time. Labels of any integers
+    become int64.
 
-    >>> data = ImageSet(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]))
-    >>> len(data), data.batch(torch.tensor([1]))[0].dtype
-    (4, torch.float32)
+    >>> labels = torch.tensor([0, 1, 0, 1], dtype=torch.int32)
+    >>> data = ImageSet(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), labels)
+    >>> len(data), [each.dtype for each in data.batch(torch.tensor([1]))]
+    (4, [torch.float32, torch.int64])
     """
 
     images: Tensor
     labels: Tensor | None = None
 
     def __post_init__(self) -> None:
+        _check_storage(self.images, "images")
         shape = tuple(self.images.shape)
         if self.images.ndim != 4:
             raise ValueError(f"images have shape {shape}; they must be (images, channels, height, width)")
@@ -38,16 +41,8 @@ class ImageSet:
         # Whatever is not finite shows in the extremes, which take no memory to find.
         if self.images.is_floating_point() and not torch.stack(self.images.aminmax()).isfinite().all():
             raise ValueError("images hold NaN or infinite values; clean the data before it is used")
-        if self.labels is not None and (self.labels.is_floating_point() or self.labels.dtype == torch.bool):
-            convert = ".argmax(1)" if self.labels.ndim == 2 else ".long()"
-            raise ValueError(
-                f"labels are {self.labels.dtype}; they must be integers, so convert them with {convert}"
-            )
-        if self.labels is not None and self.labels.shape != self.images.shape[:1]:
-            one_hot = ", so convert one-hot labels with .argmax(1)" if self.labels.ndim == 2 else ""
-            raise ValueError(
-                f"labels have shape {tuple(self.labels.shape)}; {shape[0]} images need ({shape[0]},){one_hot}"
-            )
+        if self.labels is not None:
+            object.__setattr__(self, "labels", _checked_labels(self.labels, shape[0]))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -85,6 +80,38 @@ class ImageSet:
         return digest.hexdigest()[:16]
 
 
+def _check_storage(tensor: Tensor, name: str) -> None:
+    """Refuse tensors whose values cannot be looked up."""
+    if tensor.is_meta:
+        raise ValueError(
+            f"{name} are on the device 'meta', which has no values; give them on the CPU or a GPU"
+        )
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise ValueError(f"{name} are a {kind} tensor; give them as a dense one, such as by .to_dense()")
+
+
+def _checked_labels(labels: Tensor, images: int) -> Tensor:
+    """Labels (N,) as int64."""
+    labels = _as_int64(labels)
+    if labels.dtype != torch.int64:
+        convert = ".argmax(1)" if labels.ndim == 2 else ".long()"
+        raise ValueError(f"labels are {labels.dtype}; they must be integers, so convert them with {convert}")
+    if labels.shape != (images,):
+        one_hot = ", so convert one-hot labels with .argmax(1)" if labels.ndim == 2 else ""
+        raise ValueError(
+            f"labels have shape {tuple(labels.shape)}; {images} images need ({images},){one_hot}"
+        )
+    return labels
+
+
+def _as_int64(labels: Tensor) -> Tensor:
+    """Integers as int64; what is none stays as it is."""
+    _check_storage(labels, "labels")
+    integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    return labels.long() if integers else labels
+
+
 def as_image_set(data: ImageSet | Tensor | tuple[Tensor, Tensor]) -> ImageSet:
     """An ImageSet of images alone, of a pair (images, labels), or of an ImageSet as it is.
 
@@ -94,6 +121,7 @@ def as_image_set(data: ImageSet | Tensor | tuple[Tensor, Tensor]) -> ImageSet:
     if isinstance(data, ImageSet):
         return data
     data = _as_tensors(data)
+    _check_pair(data)
     if isinstance(data, Tensor):
         return ImageSet(data)
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
@@ -122,6 +150,7 @@ def collect(data: Data, name: str = "data") -> ImageSet:
     if type(data) is TensorDataset:  # a class made from it may do more with its tensors
         data = data.tensors[0] if len(data.tensors) == 1 else data.tensors[:2]
     held = _as_tensors(data)
+    _check_pair(held)
     if isinstance(held, ImageSet | Tensor) or _is_pair(held):
         return as_image_set(held)
     each_labels: list[Tensor | None] = []
@@ -151,18 +180,47 @@ def _as_tensors(data: Any) -> Any:
     if isinstance(data, np.ndarray):
         if data.dtype.kind not in "biuf":
             raise ValueError(f"an array is of {data.dtype}; give images as floats or uint8, labels as int64")
-        return torch.from_numpy(np.ascontiguousarray(data))
+        return torch.from_numpy(np.asarray(data, order="C"))
     if isinstance(data, tuple | list) and len(data) == 2:
         images, labels = (_as_tensors(part) for part in data)
-        if isinstance(images, Tensor) and isinstance(labels, list) and _are_whole(labels):
+        if isinstance(images, Tensor) and _are_whole(labels):
             return images, torch.tensor(labels)
-        if isinstance(images, Tensor) and isinstance(labels, Tensor) and labels.ndim == 1:
+        if isinstance(images, Tensor) and isinstance(labels, Tensor) and labels.ndim <= 1:
             return images, labels
     return data
 
 
-def _are_whole(labels: list[Any]) -> bool:
-    return len(labels) > 0 and all(isinstance(each, int | np.integer) for each in labels)
+def _are_whole(labels: Any) -> bool:
+    """Whether these are labels in a list."""
+    if not isinstance(labels, tuple | list) or len(labels) == 0:
+        return False
+    return all(isinstance(each, int | np.integer) for each in labels)
+
+
+def _check_pair(data: Any) -> None:
+    """Refuse a pair of images and what can only be their labels, but is not a whole number for each."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return
+    images, labels = data
+    if labels is None or isinstance(labels, Tensor):
+        return
+    parts = labels if isinstance(labels, tuple | list) else [labels]
+    more_images = any(isinstance(each, Mapping) or getattr(each, "ndim", 0) > 1 for each in parts)
+    if isinstance(images, Tensor) and images.ndim == 4 and not more_images:
+        raise ValueError(
+            f"the labels of {len(images)} images are a {_kind_of(labels)}; give a whole number for each "
+            "image, from 0, in a list or a tensor"
+        )
+
+
+def _kind_of(labels: Any) -> str:
+    """What kind of thing labels are, and what they hold.
+
+    >>> _kind_of([[0], [1]])
+    'list of list'
+    """
+    own = type(labels).__name__
+    return f"{own} of {type(labels[0]).__name__}" if isinstance(labels, tuple | list) and labels else own
 
 
 def _entries(data: Any, name: str) -> Iterator[Any]:
@@ -217,6 +275,10 @@ def _batches(entries: Iterable[Any], name: str) -> Iterator[tuple[Tensor, Tensor
             raise _not_alike(name, f"shapes {tuple(first.shape[1:])} and {tuple(images.shape[1:])}")
         if images.dtype != first.dtype:
             raise ValueError(f"{name} has images of {first.dtype} and {images.dtype}; give them alike")
+        if labels is not None and labels.ndim == 0 and len(images) != 1:
+            raise ValueError(
+                f"entry {number} of {name} has one label for {len(images)} images; give one each"
+            )
         yield images, labels if labels is None or labels.numel() != len(images) else labels.reshape(-1)
 
 
@@ -232,14 +294,14 @@ def _split(entry: Any, number: int, name: str) -> tuple[Tensor, Tensor | None]:
             f"entry {number} of {name} is a {type(entry).__name__} that does not begin with a tensor; give "
             "images, or tuples that begin with images and labels"
         )
-    if isinstance(labels, int | np.integer) or (isinstance(labels, list) and _are_whole(labels)):
+    if isinstance(labels, int | np.integer) or _are_whole(labels):
         labels = torch.tensor(labels)
     if labels is not None and not isinstance(labels, Tensor):
         raise ValueError(
             f"entry {number} of {name} has a {type(labels).__name__} as its label; give classes as whole "
             "numbers, from 0"
         )
-    return images, labels
+    return images, None if labels is None else _as_int64(labels)
 
 
 def _chosen(entry: Mapping[str, Any], number: int, name: str) -> list[Any]:

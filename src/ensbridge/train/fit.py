@@ -45,6 +45,8 @@ class FitResult:
     loss: float  # mean since the last log line, nan when nothing was left to do
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit(
     method: AbstractMethod,
     train: ImageSet | Tensor | tuple[Tensor, Tensor],
