@@ -40,7 +40,7 @@ def test_a_feature_is_the_modules_own_output_in_the_same_pass(feature: str) -> N
     assert _tiny.hooks_of(net) == 0
 
 
-@pytest.mark.parametrize("features", [(), ("head",), ("stages.1", "stem", "stages.0.0")])
+@pytest.mark.parametrize("features", [(), ("head",), ("stages.1", "stem", "stages.0.0"), ("stem", "stem")])
 def test_several_features_come_in_the_order_asked_for_from_one_pass(features: tuple[str, ...]) -> None:
     net, images = _tiny.member(), _tiny.images()
     expected = [net(images), *(forward_with_features(net, images, feature)[1] for feature in features)]

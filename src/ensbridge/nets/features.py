@@ -134,7 +134,8 @@ def forward_with_features(net: nn.Module, images: Tensor, *features: str) -> tup
     for feature in outputs:
         hooks.setdefault(find_module(net, feature), []).append(_recorder(feature, outputs[feature]))
     logits = read_logits(run_with_hooks(net, images, hooks))
-    return logits, *(_only(outputs[feature], feature) for feature in features)
+    read = {feature: _only(outputs[feature], feature) for feature in outputs}
+    return logits, *(read[feature] for feature in features)
 
 
 def _recorder(feature: str, outputs: list[Tensor]) -> Hook:

@@ -45,8 +45,6 @@ class FitResult:
     loss: float  # mean since the last log line, nan when nothing was left to do
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
 def fit(
     method: AbstractMethod,
     train: ImageSet | Tensor | tuple[Tensor, Tensor],
@@ -110,16 +108,17 @@ def fit(
     begun = state.step
     stepper: AbstractStep | None = None
     try:
-        if begun < total:
-            parts = method, data, own, optimizers, average
-            if engine:
-                stepper = SharedStep(engine, *parts)
-                stepper.prepare()
-            else:
-                stepper = steps_that_work(kinds, parts, state.put_back())
-        if found:
-            state.load(found.tensors)
-        loss = run.go(stepper)
+        with torch.enable_grad():  # wherever it is called
+            if begun < total:
+                parts = method, data, own, optimizers, average
+                if engine:
+                    stepper = SharedStep(engine, *parts)
+                    stepper.prepare()
+                else:
+                    stepper = steps_that_work(kinds, parts, state.put_back())
+            if found:
+                state.load(found.tensors)
+            loss = run.go(stepper)
     finally:
         if stepper:
             stepper.close()
