@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 import _corruptions as slow
 import ensbridge
+from _limits import pipe
 from ensbridge.data import read_corrupted
 from ensbridge.data.corruptions import CORRUPTIONS, corrupt, write, write_corrupted
 
@@ -214,6 +216,16 @@ def test_a_lost_file_is_made_again_and_a_changed_one_is_not_overwritten(whole: P
     ):
         made(tmp_path)
     assert (tmp_path / "snow.npy").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["snow.npy", ".parts/fog-1.npy"])
+def test_no_pipe_is_read_where_a_file_was_written(name: str, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "set")
+    (tmp_path / "set" / ".parts").mkdir()
+    for gone in (tmp_path / "set" / "fog.npy", tmp_path / "set" / name):
+        gone.unlink(missing_ok=True)
+    with pipe(tmp_path / "set" / name), pytest.raises(ValueError, match="is a folder, a pipe or a device"):
+        made(tmp_path / "set")
 
 
 def test_parts_without_their_manifest_are_not_used(whole: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 import sys
 import warnings
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from scipy.stats import entropy
 
 import ensbridge as eb
@@ -87,23 +88,54 @@ def test_a_bad_file_is_named_and_the_others_are_still_predicted(
     Image.fromarray(pixels()).save("good.png")
     Path("text.png").write_text("no image")
     Path("cut.png").write_bytes(Path("good.png").read_bytes()[:60])
-    Image.fromarray(np.full((8, 8), 40_000, dtype=np.float32)).save("float.tiff")
+    Path("float.pfm").write_bytes(b"Pf\n8 8\n-1.0\n" + np.full(64, 40_000, "<f4").tobytes())
     Path("folder").mkdir()
-    files = ["text.png", "good.png", "cut.png", "float.tiff", "none.png", "folder"]
+    files = ["text.png", "good.png", "cut.png", "float.pfm", "none.png", "folder"]
     assert command(monkeypatch, saved, *files) == 2
     captured = capsys.readouterr()
     assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["good.png"]
     problems = captured.err.splitlines()
     expected = (
-        "text.png is no image that can be read; give a PNG or JPEG",
+        "text.png cannot be read (it is none of PNG, JPEG, BMP, WEBP, PPM); give a whole PNG or JPEG",
         "cut.png cannot be read (",
-        "float.tiff cannot be read (its pixels are numbers without a known white); give a whole PNG",
+        "float.pfm cannot be read (its pixels are numbers without a known white); give a whole PNG",
         "none.png does not exist; check its name",
         "folder is a folder; give the image files in it, such as folder/*.png",
     )
     assert len(problems) == len(expected)
     for line, words in zip(problems, expected, strict=True):
         assert line.startswith(f"ensbridge: {words}")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), struct.error("odd"), EOFError(), IndexError(), TypeError("odd"), RecursionError()],
+)
+def test_a_decoder_that_fails_in_any_way_leaves_the_others_alone(
+    error: Exception,
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load = PngImagePlugin.PngImageFile.load
+
+    def fail(self: PngImagePlugin.PngImageFile) -> Any:
+        if self.size == (9, 9):
+            raise error
+        return load(self)
+
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(pixels()).save("good.png")
+    Image.fromarray(pixels(size=(9, 9, 3))).save("bad.png")
+    Image.fromarray(pixels()).save("odd.dds")
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", fail)
+    assert command(monkeypatch, saved, "bad.png", "odd.dds", "good.png") == 2
+    captured = capsys.readouterr()
+    assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["good.png"]
+    first, second = captured.err.splitlines()
+    assert first.startswith(f"ensbridge: bad.png cannot be read ({str(error) or type(error).__name__}); give")
+    assert second.startswith("ensbridge: odd.dds cannot be read (it is none of PNG,")
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 REMEDY = "restore it, or choose another folder"
 MOST_JSON = 64 * 2**20  # bytes of a JSON file; those of runs and models have a few MB
@@ -240,3 +240,24 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise _Twice(f"it has the key {json.dumps(twice[:60])} twice")
     return found
+
+
+def open_regular_file(path: Path, limit: int | None = None) -> BinaryIO:
+    """Open a file of at most `limit` bytes for reading; ValueError where it is larger, a pipe or a device.
+
+    A pipe keeps its reader waiting and a device may never end. What was opened is what is looked at, so that
+    nothing can take its place in between, and without O_NONBLOCK opening a pipe would already wait.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); check what it is") from error
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and (limit is None or status.st_size <= limit):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is a folder, a pipe or a device; give a regular file")
+    raise ValueError(f"{path} has {status.st_size:,} bytes; at most {limit:,} are read")

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ensbridge.data.pictures import pillow, upright
+from ensbridge.data.pictures import LARGEST_FILE, picture, pillow
+from ensbridge.data.sources import read_file
 from ensbridge.fast_ensemble import FastEnsemble
 
 if TYPE_CHECKING:
@@ -170,23 +171,18 @@ def open_image(path: Path, shape: Sequence[int]) -> Tensor:
 
 def _decode(path: Path, mode: str) -> Image:
     """The file's picture, upright and in 8 bits; what is wrong with it is one sentence that names it."""
-    from PIL import Image, UnidentifiedImageError
-
     if path.parts[:1] in (("http:",), ("https:",)):
         address = str(path).replace(":/", "://", 1)
         raise ValueError(f"{address} is an address; save the image, and give its file")
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; check its name")
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the image files in it, such as {path / '*.png'}")
     try:
-        with Image.open(path) as file:
-            return upright(file, mode)
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{path} is no image that can be read; give a PNG or JPEG") from error
-    except PermissionError as error:
-        raise ValueError(f"{path} may not be read; check its permissions") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        content = read_file(path, LARGEST_FILE)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} does not exist; check its name") from error
+    try:
+        return picture(content, mode)
+    except ValueError as error:
         raise ValueError(f"{path} cannot be read ({error}); give a whole PNG or JPEG of 8 bits") from error
 
 

@@ -38,7 +38,7 @@ Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
 def predict(
     model: Model,
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE", help="Image files: PNG, JPEG, whatever Pillow reads.")
+        list[Path], typer.Argument(metavar="IMAGE", help="Image files: PNG, JPEG, BMP, WEBP or PPM.")
     ],
     image_shape: ImageShape = None,
     mean: Annotated[

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ensbridge.data.checks import channels_first, hold_out_last, image_set, join
+from ensbridge.data.checks import channels_first, check_size, few, hold_out_last, image_set, join
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
-from ensbridge.files import replacing
+from ensbridge.data.npy import Header, read_header
+from ensbridge.files import open_regular_file, replacing
 from ensbridge.words import one_line
 
 _NEEDED = tuple(f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels"))
-_DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, ValueError, OSError, KeyError, NotImplementedError)
+_READ = (*_NEEDED, "val_images", "val_labels")
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those that NumPy writes
 
 
 def read_npz(path: Path | str) -> Splits:
@@ -28,9 +31,8 @@ def read_npz(path: Path | str) -> Splits:
     path = Path(path)
     found, names = _arrays(path)
     if missing := [name for name in _NEEDED if name not in found]:
-        has = ", ".join(sorted(names)[:8]) + (", …" if len(names) > 8 else "") or "nothing"
         raise ValueError(
-            f"{path} has no {', '.join(missing)} (it has: {has}); save the arrays by these names"
+            f"{path} has no {', '.join(missing)} (it has: {few(names)}); save the arrays by these names"
         )
     train, test = _part(found, "train", path), _part(found, "test", path)
     assert train.labels is not None
@@ -64,18 +66,60 @@ def _agree(splits: Splits, path: Path) -> None:
 
 def _arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
     """The arrays of a set, and the names of all that are there."""
+    with _opened(path) as (archive, stored):
+        names = _names(archive)
+        headers = {name: _header(archive, names[name], path) for name in _READ if name in names}
+        check_size(sum(each.size for each in headers.values()), stored, str(path))
+        return {name: _numbers(archive, names[name], path) for name in headers}, list(names)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
+    """The archive, and how many bytes its file has."""
     try:
-        if path.is_file() and not zipfile.is_zipfile(path):  # np.load would take other kinds as well
-            raise ValueError("it is no zip file")
-        with np.load(path, allow_pickle=False) as file:
-            ours = [name for name in file.files if name.split("_")[0] in ("train", "val", "test")]
-            return {name: file[name] for name in ours}, file.files
+        file = open_regular_file(path)
     except FileNotFoundError as error:
         raise ValueError(f"{path} does not exist; give an .npz") from error
-    except _DAMAGE as error:
+    with file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except Exception as error:
+            raise _damaged(path, error) from error
+        with archive:
+            yield archive, os.fstat(file.fileno()).st_size
+
+
+def _names(archive: zipfile.ZipFile) -> dict[str, str]:
+    """The arrays' names, and what their files are called in the archive."""
+    return {name.removesuffix(".npy"): name for name in archive.namelist()}
+
+
+def _header(archive: zipfile.ZipFile, name: str, path: Path) -> Header:
+    try:
+        entry = archive.getinfo(name)
+        if entry.compress_type not in _COMPRESSIONS:
+            raise ValueError("it is compressed in a way that NumPy does not know")
+        with archive.open(entry) as file:
+            return read_header(file, entry.file_size)
+    except Exception as error:  # encrypted, cut or damaged ones have errors of many kinds
+        raise _damaged(path, error) from error
+
+
+def _numbers(archive: zipfile.ZipFile, name: str, path: Path) -> np.ndarray:
+    """An array whose header was checked."""
+    try:
+        with archive.open(name) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except MemoryError as error:
         raise ValueError(
-            f"{path} is cut short or no .npz of plain arrays ({one_line(error)}); write it again"
+            f"{path} needs more memory than there is ({one_line(error)}); free some, or give a smaller set"
         ) from error
+    except Exception as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is cut short or no .npz of plain arrays ({one_line(error)}); write it again")
 
 
 def _part(found: dict[str, Any], part: str, path: Path) -> ImageSet:
@@ -86,20 +130,10 @@ def _part(found: dict[str, Any], part: str, path: Path) -> ImageSet:
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the arrays in an `.npz`, from their headers alone."""
-    found = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as file:
-                    version = np.lib.format.read_magic(file)
-                    header = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
-                    found[name.removesuffix(".npy")] = getattr(np.lib.format, header)(file)[0]
-    except _DAMAGE as error:
-        raise ValueError(
-            f"{path} is cut short or no .npz of plain arrays ({one_line(error)}); write it again"
-        ) from error
-    return found
+    """The shapes of a set's arrays in an `.npz`, from their headers alone."""
+    with _opened(path) as (archive, _):
+        names = _names(archive)
+        return {name: _header(archive, names[name], path).shape for name in _READ if name in names}
 
 
 def write_npz(path: Path, splits: Splits, validation_apart: bool = False) -> None:

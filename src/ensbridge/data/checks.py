@@ -13,6 +13,9 @@ from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
 
 CIFAR_VALIDATION = 9_040 / 50_000
+LARGEST_SET = 2**35  # bytes of all images in memory: twice ImageNet64
+UNPACKED = 2**30  # bytes that a compressed set may take in memory however small its files are;
+RATIO = 100  # beyond them, at most so many times as many as its files have
 
 
 def image_set(images: Any, labels: Any, where: str, classes: int | None = None) -> ImageSet:
@@ -44,16 +47,50 @@ def image_set(images: Any, labels: Any, where: str, classes: int | None = None) 
 
 
 def whole_numbers(labels: Any, where: str) -> np.ndarray:
-    """Labels as int64 in one row, also where they come as a column."""
-    try:
-        array = np.asarray(labels)
-    except ValueError as error:
-        raise ValueError(f"{where} has labels that are no list of numbers") from error
+    """Labels as int64 in one row, also where they come as an array of one column."""
+    if not isinstance(labels, list | np.ndarray):
+        raise ValueError(f"{where} has labels of type {type(labels).__name__}; they must be a list")
+    # Looked at one by one: as an array, a list or a text that is named a million times would fill memory.
+    for each in labels if isinstance(labels, list) else ():
+        if not isinstance(each, int | np.integer):
+            kind = type(each).__name__
+            raise ValueError(f"{where} has a {kind} among its labels; they must be whole numbers")
+    array = np.asarray(labels)
     if array.size and array.dtype.kind not in "iu":
         raise ValueError(f"{where} has labels that are {array.dtype}; they must be whole numbers")
-    if array.ndim != 1 and array.shape != (len(array), 1):
+    if array.ndim != 1 and array.shape != (array.size, 1):
         raise ValueError(f"{where} has labels of shape {array.shape}; they must be one row")
     return array.reshape(-1).astype(np.int64)
+
+
+def check_size(needed: int, stored: int, where: str) -> None:
+    """Refuse a set that would take too much memory, or far more than its files have bytes.
+
+    >>> check_size(6_400_000_000, 6_300_000, "set.npz")
+    Traceback (most recent call last):
+    ValueError: set.npz would take 6,400,000,000 bytes of memory from 6,300,000 in its files; at most 100
+    times as many are read, so save it by np.savez, without compression
+    """
+    if needed > LARGEST_SET:
+        raise ValueError(
+            f"{where} would take {needed:,} bytes of memory; at most {LARGEST_SET:,} are read, so give a "
+            "smaller set"
+        )
+    if needed > UNPACKED and needed > RATIO * stored:
+        raise ValueError(
+            f"{where} would take {needed:,} bytes of memory from {stored:,} in its files; at most {RATIO} "
+            "times as many are read, so save it by np.savez, without compression"
+        )
+
+
+def few(names: Iterable[str]) -> str:
+    """The names of what a file holds, as far as a sentence has room for them.
+
+    >>> few(["b", "a"]), few([])
+    ('a, b', 'nothing')
+    """
+    shown = ["".join(each for each in name[:40] if each.isprintable()) for name in sorted(names)]
+    return ", ".join(shown[:8]) + (", …" if len(shown) > 8 else "") or "nothing"
 
 
 def channels_first(images: Any, where: str) -> Any:

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ensbridge.data.checks import channels_first, hold_out_last, image_set, join
+from ensbridge.data.checks import channels_first, few, hold_out_last, image_set, join
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
+from ensbridge.data.npy import open_npy
 from ensbridge.data.sources import Read
 from ensbridge.data.unpickling import read_pickle
 from ensbridge.files import read_json
@@ -62,18 +63,19 @@ def _batch(
     found = read_pickle(read(name), place)
     for key in ("data", layout.labels):
         if key not in found:
-            has = ", ".join(sorted(found)) or "nothing"
+            has = few(found)
             raise ValueError(f"{place} has no {key!r} (it has: {has}); it is no file of {layout.title}")
     _is_what_its_name_says(found.get("batch_label"), role, place)
     data = found["data"]
-    if np.shape(data) != (size, 3072):
-        raise ValueError(f"{place} has data of shape {np.shape(data)}; {layout.title}'s is ({size}, 3072)")
+    if not isinstance(data, np.ndarray) or data.shape != (size, 3072):
+        what = f"data of shape {data.shape}" if isinstance(data, np.ndarray) else "data that is no array"
+        raise ValueError(f"{place} has {what}; {layout.title}'s is ({size}, 3072)")
     return image_set(data.reshape(size, 3, 32, 32), found[layout.labels], place, layout.classes)
 
 
 def _is_what_its_name_says(said: Any, role: tuple[str, int], place: str) -> None:
     """Refuse a file that says inside that it is another, as the official ones do: `training batch 2 of 5`."""
-    text = said.decode("latin1") if isinstance(said, bytes) else str(said)
+    text = said.decode("latin1") if isinstance(said, bytes) else said if isinstance(said, str) else ""
     inside = re.match(r"(train|test)\w* batch (\d{1,3}) of", text)
     if inside and (inside[1], int(inside[2])) != role:
         raise ValueError(
@@ -100,7 +102,7 @@ def read_corrupted(folder: Path | str, corruption: str, severity: int) -> ImageS
     if not place.is_file():
         there = ", ".join(corruptions_in(folder)) or "none"
         raise ValueError(f"{place} is missing; corruptions in {folder}: {there}")
-    images, labels = _array(place), _array(beside)
+    images, labels = open_npy(place), open_npy(beside)
     if images.ndim != 4 or images.shape[3] not in (1, 3) or not len(images) or len(images) % len(severities):
         raise ValueError(
             f"{place} has images of shape {images.shape}; they must be ({len(severities)} times the test "
@@ -122,13 +124,3 @@ def _severities(folder: Path) -> list[int]:
     if not isinstance(found, list) or not found or not all(type(each) is int for each in found):
         raise ValueError(f"{folder / 'manifest.json'} lists no severities; make or get the set again")
     return found
-
-
-def _array(path: Path) -> np.ndarray:
-    """The array of an `.npy` file, left on disk until a part of it is used."""
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing; restore it") from error
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is cut short or no array ({error}); get it again") from error

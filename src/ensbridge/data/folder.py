@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ensbridge.data.checks import image_set
+from ensbridge.data.checks import check_size, image_set
 from ensbridge.data.digits import Splits
 from ensbridge.data.known import Stage, silent
 from ensbridge.data.loader import ImageSet
-from ensbridge.data.pictures import decode, pillow
+from ensbridge.data.pictures import LARGEST_FILE, decode, pillow
+from ensbridge.data.sources import read_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm")
 _PARTS = ("train", "val", "test")
@@ -98,12 +99,15 @@ def _hold_out(files: Files, classes: Sequence[str]) -> tuple[Files, Files]:
 def _decoded(parts: Sequence[Files], folder: Path, stage: Stage) -> list[ImageSet]:
     advance = stage("images", sum(map(len, parts)))
     first = parts[0][0][0]
-    height, width, _ = decode(first.read_bytes(), str(first)).shape
+    height, width, _ = _pixels(first).shape
+    paths = [path for files in parts for path, _ in files]
+    stored = sum(path.stat().st_size for path in paths if path.exists())
+    check_size(3 * height * width * len(paths), stored, str(folder))
     made = []
     for files in parts:
         images = np.empty((len(files), 3, height, width), np.uint8)
         for number, (path, _) in enumerate(files):
-            pixels = decode(path.read_bytes(), str(path))
+            pixels = _pixels(path)
             if pixels.shape[:2] != (height, width):
                 found = f"{pixels.shape[1]}×{pixels.shape[0]}"
                 raise ValueError(
@@ -113,3 +117,10 @@ def _decoded(parts: Sequence[Files], folder: Path, stage: Stage) -> list[ImageSe
             advance(1)
         made.append(image_set(images, [label for _, label in files], str(folder)))
     return made
+
+
+def _pixels(path: Path) -> np.ndarray:
+    try:
+        return decode(read_file(path, LARGEST_FILE), str(path))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is a link to nothing; restore it, or take it out") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ensbridge.data.checks import image_set, whole_numbers
+from ensbridge.data.checks import few, image_set, whole_numbers
 from ensbridge.data.digits import Splits
 from ensbridge.data.known import Stage, silent
 from ensbridge.data.loader import ImageSet
@@ -38,6 +38,7 @@ class ImageNetLayout:
 
 
 IMAGENET64 = ImageNetLayout()
+LARGEST_BATCH = 2**31  # bytes of one file: the official ones have 1.6 billion
 
 
 def read_imagenet64(
@@ -73,11 +74,11 @@ def _batch(read: Read, name: str, where: Path | str, layout: ImageNetLayout) -> 
     found = read_pickle(read(name), place)
     for key in ("data", "labels"):
         if key not in found:
-            has = ", ".join(sorted(found)) or "nothing"
-            raise ValueError(f"{place} has no {key!r} (it has: {has}); it is no file of ImageNet64")
+            raise ValueError(f"{place} has no {key!r} (it has: {few(found)}); it is no file of ImageNet64")
     data, labels = found["data"], whole_numbers(found["labels"], place)
-    if np.ndim(data) != 2 or data.shape[1] != wide:
-        raise ValueError(f"{place} has data of shape {np.shape(data)}; ImageNet64's is (images, {wide})")
+    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != wide:
+        what = f"data of shape {data.shape}" if isinstance(data, np.ndarray) else "data that is no array"
+        raise ValueError(f"{place} has {what}; ImageNet64's is (images, {wide})")
     if not labels.size or labels.min() < 1 or labels.max() > layout.classes:
         least, most = (labels.min(), labels.max()) if labels.size else ("nothing", "nothing")
         raise ValueError(f"{place} has labels from {least} to {most}; ImageNet64's are 1 to {layout.classes}")

@@ -10,10 +10,12 @@ from ensbridge.data.arrays import read_npz
 from ensbridge.data.cifar import CIFAR10, CIFAR100, read_cifar
 from ensbridge.data.digits import Splits
 from ensbridge.data.folder import read_image_folder
-from ensbridge.data.imagenet64 import IMAGENET64, read_imagenet64
+from ensbridge.data.imagenet64 import IMAGENET64, LARGEST_BATCH, read_imagenet64
 from ensbridge.data.known import KNOWN, KnownSet, Stage, default_root, silent
+from ensbridge.data.pictures import LARGEST_FILE
 from ensbridge.data.sources import from_folder
 from ensbridge.data.tiny_imagenet import read_tiny_imagenet
+from ensbridge.words import one_line
 
 
 def open_splits(source: Path | str, root: Path | str | None = None, stage: Stage = silent) -> Splits:
@@ -51,13 +53,18 @@ def find(known: KnownSet, root: Path) -> Path | None:
 
 def open_path(path: Path, stage: Stage = silent) -> Splits:
     """The set in a file or folder, by what lies there."""
-    if path.is_file():
-        if path.suffix != ".npz":
-            raise ValueError(f"{path} is no .npz; give one, or a folder in a layout that is known")
-        return read_npz(path)
-    if (layout := layout_of(path)) is not None:
-        return layout.read(path, stage)
-    return read_image_folder(path, stage)
+    try:
+        if not path.is_dir():
+            if path.suffix != ".npz":
+                raise ValueError(f"{path} is no .npz; give one, or a folder in a layout that is known")
+            return read_npz(path)
+        if (layout := layout_of(path)) is not None:
+            return layout.read(path, stage)
+        return read_image_folder(path, stage)
+    except MemoryError as error:
+        raise ValueError(
+            f"{path} needs more memory than there is ({one_line(error)}); free some, or give a smaller set"
+        ) from error
 
 
 class Layout(NamedTuple):
@@ -79,12 +86,12 @@ LAYOUTS = (
     Layout(
         "Tiny ImageNet's folders",
         ("wnids.txt", "val/val_annotations.txt"),
-        lambda path, stage: read_tiny_imagenet(from_folder(path), path, stage),
+        lambda path, stage: read_tiny_imagenet(from_folder(path, LARGEST_FILE), path, stage),
     ),
     Layout(
         "ImageNet64's batches",
         IMAGENET64.files,
-        lambda path, stage: read_imagenet64(from_folder(path), path, stage),
+        lambda path, stage: read_imagenet64(from_folder(path, LARGEST_BATCH), path, stage),
     ),
     Layout(
         "CIFAR-100's files", CIFAR100.files, lambda path, _: read_cifar(from_folder(path), CIFAR100, path)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ensbridge.files import open_regular_file
+from ensbridge.words import one_line
+
 Read = Callable[[str], bytes]  # the content of a file by its name in the set; ValueError where it is missing
 
-_LARGEST = 2**29  # bytes of one file in an archive: the largest of the official ones has 154 million
+LARGEST_BATCH = 2**29  # bytes of one file of a set: the largest of CIFAR's has 154 million
 
 
-def from_folder(folder: Path) -> Read:
-    """Files of a folder."""
+def read_file(path: Path, limit: int | None = None) -> bytes:
+    """The content of a regular file of at most `limit` bytes; ValueError where it is none."""
+    with open_regular_file(path, limit) as file:
+        try:
+            return file.read(os.fstat(file.fileno()).st_size)
+        except MemoryError as error:
+            raise ValueError(f"{path} needs more memory than there is; free some, and try again") from error
+
+
+def from_folder(folder: Path, limit: int = LARGEST_BATCH) -> Read:
+    """Files of a folder, none of which has more than `limit` bytes."""
 
     def read(name: str) -> bytes:
         try:
-            return (folder / name).read_bytes()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            return read_file(folder / name, limit)
+        except FileNotFoundError as error:
             raise ValueError(f"{folder / name} is missing; get the set again, or restore the file") from error
 
     return read
@@ -31,17 +43,17 @@ def from_tar(path: Path, inside: str, names: Collection[str]) -> Read:
     wanted = {f"{inside}/{name}": name for name in names}
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path, "r:*") as archive:
+        with open_regular_file(path) as opened, tarfile.open(fileobj=opened, mode="r:*") as archive:
             for member in archive:
                 if (name := wanted.get(member.name)) is None or not member.isreg():
                     continue
-                if member.size > _LARGEST or (file := archive.extractfile(member)) is None:
-                    raise ValueError(
-                        f"{path.name}: {member.name} has {member.size:,} bytes, too many to be right"
-                    )
+                if member.size > LARGEST_BATCH or (file := archive.extractfile(member)) is None:
+                    raise ValueError(f"{member.name} has {member.size:,} bytes, too many to be right")
                 found[name] = file.read()
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"{path} is cut short or damaged ({error}); delete it and get it again") from error
+    except Exception as error:  # a damaged archive fails in the ways of its format and of its compression
+        raise ValueError(
+            f"{path} is cut short or damaged ({one_line(error)}); delete it and get it again"
+        ) from error
 
     def read(name: str) -> bytes:
         if name not in found:
@@ -54,20 +66,25 @@ def from_tar(path: Path, inside: str, names: Collection[str]) -> Read:
 @contextmanager
 def from_zip(path: Path, inside: str) -> Iterator[Read]:
     """Files of the folder `inside` in a zip archive, each read when it is asked for."""
-    try:
-        archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is cut short or damaged ({error}); delete it and get it again") from error
-
-    def read(name: str) -> bytes:
+    with open_regular_file(path) as file:
         try:
-            if archive.getinfo(f"{inside}/{name}").file_size > _LARGEST:
-                raise ValueError(f"{path}: {inside}/{name} is too large to be right")
-            return archive.read(f"{inside}/{name}")
-        except KeyError as error:
-            raise ValueError(f"{path} holds no {inside}/{name}; delete it and get it again") from error
-        except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path}: {inside}/{name} is damaged ({error}); get it again") from error
+            archive = zipfile.ZipFile(file)
+        except Exception as error:
+            raise ValueError(
+                f"{path} is cut short or damaged ({one_line(error)}); delete it and get it again"
+            ) from error
 
-    with archive:
-        yield read
+        def read(name: str) -> bytes:
+            try:
+                if (size := archive.getinfo(f"{inside}/{name}").file_size) > LARGEST_BATCH:
+                    raise ValueError(f"{size:,} bytes are too many to be right")
+                return archive.read(f"{inside}/{name}")
+            except KeyError as error:
+                raise ValueError(f"{path} holds no {inside}/{name}; delete it and get it again") from error
+            except Exception as error:  # also of a member that is encrypted, or compressed in an odd way
+                raise ValueError(
+                    f"{path}: {inside}/{name} is damaged ({one_line(error)}); get it again"
+                ) from error
+
+        with archive:
+            yield read

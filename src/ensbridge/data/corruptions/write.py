@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 from ensbridge import __version__
 from ensbridge.data.corruptions import apply
 from ensbridge.data.corruptions.constants import CORRUPTIONS, FROST, SEVERITIES, digest
+from ensbridge.data.npy import open_npy
+from ensbridge.data.sources import read_file
 from ensbridge.files import locked, open_folder, read_json, write_atomically
 from ensbridge.progress import Bars
 
@@ -120,7 +122,7 @@ def _make(
                 path = paths[name, severity]
                 if not path.exists():
                     write_atomically(path, _npy(_gather(done, len(images), advance)))
-                parts.append(np.load(path, allow_pickle=False))
+                parts.append(open_npy(path))
             _finish(folder, manifest, f"{name}.npy", np.concatenate(parts))
 
 
@@ -202,7 +204,7 @@ def _resume(folder: Path, made: dict[str, Any]) -> dict[str, Any]:
     known = {name: manifest["files"].get(name) for name in names if (folder / name).exists()}
     manifest["files"] = {name: value for name, value in known.items() if value is not None}
     for name, value in manifest["files"].items():
-        if _checksum((folder / name).read_bytes()) != value:
+        if _checksum(read_file(folder / name)) != value:
             raise ValueError(
                 f"{folder / name} is not what was written there; delete it to have it made again"
             )

@@ -152,7 +152,8 @@ class Sheet:
         """The drawing as a PNG of 200 dots an inch."""
         file = io.BytesIO()
         self.figure.savefig(file, format="png", dpi=_PNG_DPI, pil_kwargs={"compress_level": 1})
-        framed = ImageOps.expand(Image.open(file).convert("RGB"), round(FRAME / _DPI * _PNG_DPI), PAPER)
+        drawn = Image.open(file, formats=["PNG"]).convert("RGB")
+        framed = ImageOps.expand(drawn, round(FRAME / _DPI * _PNG_DPI), PAPER)
         file = io.BytesIO()
         framed.save(file, format="PNG", dpi=(_PNG_DPI, _PNG_DPI))
         return file.getvalue()
