@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 import _sets
+from _limits import outcome
+from ensbridge.data import unpickling
 from ensbridge.data.unpickling import read_pickle
 
 BATCH: dict[Any, Any] = {
@@ -87,9 +90,9 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "inside numpy": (b"cnumpy.testing\nrundocs\n(tR.", "asks for 'numpy.testing.rundocs'"),
         "load": (b"cnumpy\nload\n(U\x01xtR.", "asks for 'numpy.load'"),
         "control": (b"cos\n\x1b[2J\n.", "asks for 'os.\\x1b[2J'"),
-        "inst": (b"(U\x011ios\nsystem\n.", "asks for 'os.system'"),
+        "inst": (b"(U\x011ios\nsystem\n.", "has the instruction INST"),
         "object": (pickle.dumps({"x": Path("x")}), "asks for 'pathlib."),
-        "set": (pickle.dumps({"x": {1}}, 4), "holds something that is no array, list, number or string"),
+        "set": (pickle.dumps({"x": {1}}, 4), "has the instruction EMPTY_SET"),
         "complex": (pickle.dumps({"x": np.zeros(2, complex)}), "has the type 'c16'"),
         "objects": (pickle.dumps({"data": np.array([{}], object)}), "holds an array of objects"),
         "objects 2": (pickle.dumps({"data": np.array([{}], object)}, 2), "holds an array of objects"),
@@ -107,12 +110,11 @@ def hostile() -> dict[str, tuple[bytes, str]]:
             "impossible shape",
         ),
         "no type": (b"}U\x01x" + array + b"(K\x01(K\x01tN\x89U\x01atbs.", "without a type"),
-        "persistent": (b"Pdisk\n.", "is cut short or damaged"),
-        "extension": (b"\x82\x01.", "is cut short or damaged"),
-        "memo": (b"}r\xff\xff\xff\x7f.", "remembers things under the number 2147483647"),
+        "persistent": (b"Pdisk\n.", "has the instruction PERSID"),
+        "extension": (b"\x82\x01.", "has the instruction EXT1"),
         "claims": (b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"ab.", "is cut short or damaged"),
         "a list": (pickle.dumps([1]), "holds a list, not a dictionary"),
-        "numbered": (pickle.dumps({1: 2}), "holds something that is no array"),
+        "numbered": (pickle.dumps({1: 2}), "has a key that is no string"),
         "text": (b"hello", "is cut short or damaged"),
         "nothing": (b"", "is cut short or damaged"),
     }
@@ -142,7 +144,7 @@ def nested(opening: bytes, closing: bytes, deep: int) -> bytes:
     "content",
     [
         nested(b"]", b"a", 100_000),  # lists in lists
-        nested(b")", b"\x85", 2)[:-2] + b"\x85" * 100_000 + b"s.",  # tuples in tuples
+        b"}U\x01x)" + b"\x85" * 100_000 + b"s.",  # tuples in tuples
         b"}q\x00U\x01xh\x00s.",  # a dictionary in itself
         b"}U\x01x]q\x00(" + b"h\x00" * 1000 + b"es.",  # a list of itself
     ],
@@ -150,6 +152,51 @@ def nested(opening: bytes, closing: bytes, deep: int) -> bytes:
 def test_deep_and_endless_nesting_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"nested deeper than 4 times|is cut short or damaged"):
         read_pickle(content, "data_batch_1")
+
+
+TEXT = b"X\xe8\x03\x00\x00" + b"a" * 1000 + b"q\x00"  # a thousand characters, remembered
+
+
+def test_what_memory_takes_is_in_proportion_to_the_file() -> None:
+    """A text is not encoded again and again, neither as bytes nor as an array."""
+    encode = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
+    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87Rq\x01"
+    array = b"cnumpy.core.multiarray\n_reconstruct\n)R(K\x01M\xe8\x03h\x01\x89h\x00tb"
+    start = b"}(U\x01t" + TEXT + b"U\x01k" + b"](cnumpy.core.multiarray\nscalar\n" + kind + b"U\x01a\x86Re"
+    for again in (encode, array):
+        found = read_pickle(start + b"U\x01x](" + again + b"eu.", "batch")
+        assert len(found["x"][0]) == 1000
+        with pytest.raises(ValueError, match="batch encodes more text than it holds"):
+            read_pickle(start + b"U\x01x](" + again * 50 + b"eu.", "batch")
+
+
+def test_instructions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = pickle.dumps(BATCH)
+    count = len(list(pickletools.genops(content)))
+    monkeypatch.setattr(unpickling, "MOST_INSTRUCTIONS", count)
+    same(read_pickle(content, "batch"), BATCH)
+    monkeypatch.setattr(unpickling, "MOST_INSTRUCTIONS", count - 1)
+    with pytest.raises(ValueError, match=f"batch has more than {count - 1} instructions"):
+        read_pickle(content, "batch")
+
+
+def test_a_number_that_is_remembered_takes_no_memory() -> None:
+    assert read_pickle(b"}r\xff\xff\xff\x7f.", "batch") == {}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b")" + b"\x85" * 10**6 + b"q\x00",  # tuples in tuples, which would overflow the stack
+        b")q\x00" + b"h\x00h\x00\x86q\x00" * 100,  # tuples of two that are one, 2^100 in all
+    ],
+)
+def test_a_key_that_is_no_string_is_not_looked_up(key: bytes, tmp_path: Path) -> None:
+    (tmp_path / "batch").write_bytes(key + b"}h\x00K\x00s.")
+    found = outcome(
+        f"unpickling.read_pickle(Path({str(tmp_path / 'batch')!r}).read_bytes(), 'batch')", seconds=20
+    )
+    assert found.startswith("ValueError: batch has a key that is no string")
 
 
 def test_a_list_that_occurs_everywhere_is_looked_at_once() -> None:

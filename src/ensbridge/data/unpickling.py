@@ -1,23 +1,23 @@
 """Pickles of public data sets, read as data: arrays, lists, numbers, strings and dictionaries, nothing else.
 
-A pickle is a program, and unpickling runs it. Here every name that it may call is replaced by a stand-in of
-our own: the two ways in which NumPy writes arrays are understood, whatever else it asks for is refused.
+A pickle is a program. Here Python's own machine for it is not used: the few instructions that put plain data
+together are carried out by one that knows no others, calls nothing, and understands the ways in which NumPy
+writes arrays. What it makes takes memory in proportion to the file.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 import pickletools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ensbridge.words import one_line
 
+MOST_INSTRUCTIONS = 10**7  # of one file: the official ones have fewer than a million
 _DEEPEST = 4  # a dictionary of lists of strings has 3
 
 
@@ -28,6 +28,7 @@ class _Refused(Exception):
 def read_pickle(content: bytes, where: str) -> dict[str, Any]:
     """The dictionary in a pickle, its keys as strings; `where` is the file's name in errors.
 
+    >>> import pickle
     >>> read_pickle(pickle.dumps({b"labels": [3, 1], "data": np.zeros((2, 4), np.uint8)}), "test_batch")
     {'labels': [3, 1], 'data': array([[0, 0, 0, 0], [0, 0, 0, 0]], dtype=uint8)}
     >>> read_pickle(pickle.dumps(print), "test_batch")
@@ -35,8 +36,7 @@ def read_pickle(content: bytes, where: str) -> dict[str, Any]:
     ValueError: test_batch asks for 'builtins.print', so it was not read; get it from its official source
     """
     try:
-        _look_through(content)
-        value = _plain(_Unpickler(io.BytesIO(content), encoding="latin1").load())
+        value = _plain(_Machine(content).run())
     except _Refused as error:
         raise ValueError(f"{where} {error}, so it was not read; get it from its official source") from error
     except MemoryError as error:
@@ -50,34 +50,13 @@ def read_pickle(content: bytes, where: str) -> dict[str, Any]:
     return {key if isinstance(key, str) else key.decode("latin1"): each for key, each in value.items()}
 
 
-def _look_through(content: bytes) -> None:
-    """Refuse a stream that claims more than it holds, before memory is taken for it."""
-    for code, argument, _ in pickletools.genops(content):
-        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(content):
-            raise _Refused(f"remembers things under the number {argument}")
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        module = module_name.replace("numpy.core.", "numpy._core.")  # NumPy 1 and 2
-        if (found := _ADMITTED.get(f"{module}.{global_name}")) is None:
-            raise _Refused(f"asks for {f'{module_name}.{global_name}'[:80]!a}")
-        return found
-
-
 class _Name:
-    """A name that pickles may call; that they change it is refused."""
+    """A function that a pickle may have called, by its name."""
 
-    __slots__ = ("make",)
+    __slots__ = ("name",)
 
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self.make = make
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.make(*arguments)
-
-    def __setstate__(self, state: object) -> None:
-        raise _Refused("changes a function")
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 class _Type:
@@ -91,7 +70,7 @@ class _Type:
             raise _Refused("holds an array of objects" if text[:1] == "O" else f"has the type {text[:20]!a}")
         self.dtype = np.dtype(text)
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def build(self, state: Sequence[Any]) -> None:
         order = _text(state[1])
         if order not in ("<", ">", "|", "="):
             raise _Refused(f"has bytes in the order {order[:20]!a}")
@@ -103,63 +82,185 @@ class _Array:
 
     __slots__ = ("array",)
 
-    def __init__(self, *_: object) -> None:
-        self.array: np.ndarray | None = None
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, fortran, raw = state
-        self.array = _array(raw, kind, shape, "F" if fortran else "C")
+    def __init__(self, array: np.ndarray | None = None) -> None:
+        self.array = array
 
 
-def _array(raw: object, kind: object, shape: object, order: object) -> np.ndarray:
-    """The array of raw bytes, whose number must be what the shape says."""
-    if not isinstance(kind, _Type):
-        raise _Refused("has an array without a type")
-    if isinstance(raw, str):
-        raw = raw.encode("latin1")  # of Python 2
-    if not isinstance(raw, bytes | bytearray):
-        raise _Refused("holds an array of objects")
-    sizes: tuple[Any, ...] = shape if isinstance(shape, tuple) else (shape,)
-    if not all(type(size) is int and size >= 0 for size in sizes) or len(sizes) > 8:
-        raise _Refused("has an array of an impossible shape")
-    if math.prod(sizes) * kind.dtype.itemsize != len(raw):
-        raise _Refused(f"has {len(raw):,} bytes for an array of shape {sizes}")
-    return np.frombuffer(raw, kind.dtype).reshape(sizes, order="F" if order == "F" else "C")
+class _Machine:
+    """A stack, the places of marks on it, and what is remembered by number."""
 
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memory: dict[int, Any] = {}
+        self.to_encode = len(content)  # characters: an honest file has a text for each array of bytes
 
-def _from_buffer(raw: object, kind: object, shape: object, order: object, *_: object) -> _Array:
-    made = _Array()
-    made.array = _array(raw, kind, shape, order)
-    return made
+    def run(self) -> Any:
+        """What the instructions leave on the stack."""
+        for number, (code, argument, _) in enumerate(pickletools.genops(self.content)):
+            if number == MOST_INSTRUCTIONS:
+                raise _Refused(f"has more than {MOST_INSTRUCTIONS:,} instructions")
+            if code.name == "STOP":
+                break
+            if code.name in _PUSHED:
+                self.stack.append(argument)
+            elif (carry_out := _INSTRUCTIONS.get(code.name)) is not None:
+                carry_out(self, argument)
+            else:
+                raise _Refused(f"has the instruction {code.name}")
+        return self.stack.pop()
 
+    def last(self, count: int) -> list[Any]:
+        """The last values of the stack, which it has no more."""
+        if count > len(self.stack):
+            raise ValueError("values are missing")
+        start = len(self.stack) - count
+        taken = self.stack[start:]
+        del self.stack[start:]
+        return taken
 
-def _scalar(kind: object, raw: object) -> int | float | bool:
-    return _array(raw, kind, (1,), "C")[0].item()
+    def since_mark(self) -> list[Any]:
+        """The values since the last mark, which the stack has no more."""
+        return self.last(max(0, len(self.stack) - self.marks.pop()))
 
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
 
-def _encode(text: str, codec: str = "latin1") -> bytes:
-    if _text(codec) not in ("latin1", "latin-1"):
-        raise _Refused("encodes text")
-    return text.encode("latin1")
+    def remember(self, number: int) -> None:
+        self.memory[number] = self.stack[-1]
+
+    def dictionary(self) -> None:
+        """Put a dictionary in the place of its keys and values."""
+        values = self.since_mark()
+        self.push({})
+        self.set(values)
+
+    def append(self, values: list[Any]) -> None:
+        """Add to the list that is last on the stack."""
+        if not isinstance(self.stack[-1], list):
+            raise _Refused("appends to something that is no list")
+        self.stack[-1].extend(values)
+
+    def set(self, values: list[Any]) -> None:
+        """Add keys and values to the dictionary that is last on the stack."""
+        if not isinstance(self.stack[-1], dict):
+            raise _Refused("adds keys to something that is no dictionary")
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            if not isinstance(key, str | bytes):  # to look up a tuple of tuples might take forever
+                raise _Refused("has a key that is no string")
+            self.stack[-1][key] = value
+
+    def name(self, module: object, name: object) -> None:
+        """Push a function that is admitted."""
+        asked = f"{module}.{name}"
+        admitted = asked.replace("numpy.core.", "numpy._core.")  # NumPy 1 and 2
+        if admitted not in _ADMITTED:
+            raise _Refused(f"asks for {asked[:80]!a}")
+        self.push(_Name(admitted))
+
+    def call(self) -> None:
+        """Put what a function makes of its arguments in their place."""
+        function, arguments = self.last(2)
+        if not isinstance(function, _Name) or not isinstance(arguments, tuple):
+            raise _Refused("calls something that is no function")
+        self.push(_ADMITTED[function.name](self, *arguments))
+
+    def build(self) -> None:
+        """Give the last value on the stack its state."""
+        value, state = self.last(2)
+        if isinstance(value, _Type):
+            value.build(state)
+        elif isinstance(value, _Array):
+            _, shape, kind, fortran, raw = state
+            value.array = self.array(raw, kind, shape, "F" if fortran else "C").array
+        else:
+            raise _Refused("changes a function")
+        self.push(value)
+
+    def array(self, raw: object, kind: object, shape: object, order: object, *_: object) -> _Array:
+        """The array of raw bytes, whose number must be what the shape says."""
+        if not isinstance(kind, _Type):
+            raise _Refused("has an array without a type")
+        if isinstance(raw, str):  # of Python 2
+            raw = self.encode(raw)
+        if not isinstance(raw, bytes | bytearray):
+            raise _Refused("holds an array of objects")
+        sizes: tuple[Any, ...] = shape if isinstance(shape, tuple) else (shape,)
+        if not all(type(size) is int and 0 <= size < 2**48 for size in sizes) or len(sizes) > 8:
+            raise _Refused("has an array of an impossible shape")
+        if math.prod(sizes) * kind.dtype.itemsize != len(raw):
+            raise _Refused(f"has {len(raw):,} bytes for an array of shape {sizes}")
+        return _Array(np.frombuffer(raw, kind.dtype).reshape(sizes, order="F" if order == "F" else "C"))
+
+    def scalar(self, kind: object, raw: object) -> int | float | bool:
+        array = self.array(raw, kind, (1,), "C").array
+        assert array is not None
+        return array[0].item()
+
+    def encode(self, text: str, codec: object = "latin1") -> bytes:
+        """Text as bytes; each time they take memory, so that no text is encoded again and again."""
+        if _text(codec) not in ("latin1", "latin-1"):
+            raise _Refused("encodes text")
+        self.to_encode -= len(text)
+        if self.to_encode < 0:
+            raise _Refused("encodes more text than it holds")
+        return text.encode("latin1")
+
+    def no_array(self, *_: object) -> None:
+        raise _Refused("makes an array in a way of its own")
 
 
 def _text(value: object) -> str:
-    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.decode("latin1")
+    return value if isinstance(value, str) else type(value).__name__
 
 
-_ADMITTED = {
-    "numpy.ndarray": _Name(lambda *_: _nothing()),
-    "numpy.dtype": _Name(_Type),
-    "numpy._core.multiarray._reconstruct": _Name(_Array),
-    "numpy._core.multiarray.scalar": _Name(_scalar),
-    "numpy._core.numeric._frombuffer": _Name(_from_buffer),
-    "_codecs.encode": _Name(_encode),  # how Python 3 writes bytes for Python 2,
-    "__builtin__.bytes": _Name(lambda: b""),  # and none
+_VALUES = """INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING
+UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8"""
+_PUSHED = frozenset(_VALUES.split())  # instructions that push their argument
+_INSTRUCTIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    "PROTO": lambda machine, _: None,
+    "FRAME": lambda machine, _: None,
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
+    "DICT": lambda machine, _: machine.dictionary(),
+    "LIST": lambda machine, _: machine.push(machine.since_mark()),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.since_mark())),
+    "TUPLE1": lambda machine, _: machine.push(tuple(machine.last(1))),
+    "TUPLE2": lambda machine, _: machine.push(tuple(machine.last(2))),
+    "TUPLE3": lambda machine, _: machine.push(tuple(machine.last(3))),
+    "APPEND": lambda machine, _: machine.append(machine.last(1)),
+    "APPENDS": lambda machine, _: machine.append(machine.since_mark()),
+    "SETITEM": lambda machine, _: machine.set(machine.last(2)),
+    "SETITEMS": lambda machine, _: machine.set(machine.since_mark()),
+    "PUT": lambda machine, number: machine.remember(number),
+    "BINPUT": lambda machine, number: machine.remember(number),
+    "LONG_BINPUT": lambda machine, number: machine.remember(number),
+    "MEMOIZE": lambda machine, _: machine.remember(len(machine.memory)),
+    "GET": lambda machine, number: machine.push(machine.memory[number]),
+    "BINGET": lambda machine, number: machine.push(machine.memory[number]),
+    "LONG_BINGET": lambda machine, number: machine.push(machine.memory[number]),
+    "GLOBAL": lambda machine, name: machine.name(*name.split(" ", 1)),
+    "STACK_GLOBAL": lambda machine, _: machine.name(*map(_text, machine.last(2))),
+    "REDUCE": lambda machine, _: machine.call(),
+    "BUILD": lambda machine, _: machine.build(),
 }
-
-
-def _nothing() -> None:
-    raise _Refused("makes an array in a way of its own")
+_ADMITTED: dict[str, Callable[..., Any]] = {
+    "numpy.ndarray": _Machine.no_array,
+    "numpy.dtype": lambda _, *arguments: _Type(*arguments),
+    "numpy._core.multiarray._reconstruct": lambda _, *arguments: _Array(),
+    "numpy._core.multiarray.scalar": _Machine.scalar,
+    "numpy._core.numeric._frombuffer": _Machine.array,
+    "_codecs.encode": _Machine.encode,  # how Python 3 writes bytes for Python 2,
+    "__builtin__.bytes": lambda _: b"",  # and none
+}
 
 
 def _plain(value: object, seen: dict[int, Any] | None = None, depth: int = 0) -> Any:
@@ -175,7 +276,7 @@ def _plain(value: object, seen: dict[int, Any] | None = None, depth: int = 0) ->
         return seen[id(value)]
     if isinstance(value, list | tuple):
         made: Any = [_plain(each, seen, depth + 1) for each in value]
-    elif isinstance(value, dict) and all(isinstance(key, str | bytes) for key in value):
+    elif isinstance(value, dict):
         made = {key: _plain(each, seen, depth + 1) for key, each in value.items()}
     else:
         raise _Refused("holds something that is no array, list, number or string")
