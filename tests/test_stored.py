@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from torch import nn
 
 import _tiny
 import ensbridge as eb
+from _limits import outcome, pipe
 from ensbridge.ensemble import weights_digest
+from ensbridge.nets import stored
 
 
 @pytest.fixture
@@ -202,3 +205,44 @@ def test_what_is_more_than_tensors_is_named_without_advice_to_execute_it(tmp_pat
             eb.Ensemble.from_files([path], _tiny.member)
         assert words in str(refused.value)
         assert "weights_only" not in str(refused.value)
+
+
+# ------------------------------------------------------------------------------ hostile files
+
+
+def test_dictionaries_that_hold_themselves_are_refused(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"a": torch.zeros(1)}
+    state["model"] = state
+    torch.save(state, tmp_path / "net.pt")
+    place = str(tmp_path / "net.pt")
+    found = outcome(f"ensbridge.nets.stored.load_weights(torch.nn.Linear(1, 1), Path({place!r}))", seconds=30)
+    assert found.startswith(f"ValueError: {place} holds dictionaries within dictionaries, more than 8; give")
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
+def test_no_pipe_is_read_for_weights(name: str, tmp_path: Path) -> None:
+    with pipe(tmp_path / name), pytest.raises(ValueError, match=r"\(.* is a folder, a pipe or a device"):
+        eb.Ensemble.from_files([tmp_path / name], _tiny.member)
+
+
+def test_a_compressed_archive_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, bomb = tmp_path / "net.pt", tmp_path / "bomb.pt"
+    torch.save({"weight": torch.zeros(100, 100), "bias": torch.zeros(100)}, place)
+    with zipfile.ZipFile(place) as old, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    for path in (place, bomb):  # a little more is no harm
+        eb.Ensemble.from_files([path], lambda: nn.Linear(100, 100))
+    monkeypatch.setattr(stored, "COMPRESSED", 10_000)
+    eb.Ensemble.from_files([place], lambda: nn.Linear(100, 100))
+    with pytest.raises(ValueError, match=r"\(it would take [\d,]+ bytes of memory from a file of [\d,]+\)"):
+        eb.Ensemble.from_files([bomb], lambda: nn.Linear(100, 100))
+
+
+def test_names_in_a_file_are_shown_without_what_a_terminal_obeys(tmp_path: Path) -> None:
+    torch.save({"\x1b[2Jgone" + "x" * 10_000: torch.zeros(1)}, tmp_path / "net.pt")
+    with pytest.raises(ValueError) as refused:
+        eb.Ensemble.from_files([tmp_path / "net.pt"], lambda: nn.Linear(1, 1))
+    assert "it also holds [2Jgone" in str(refused.value)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 600

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ensbridge.files import open_regular_file
 from ensbridge.nets.features import plain_name, uncompiled
 
 Build = Callable[[], nn.Module]
 
 NESTED = ("state_dict", "model_state_dict", "model", "net")  # where trainers keep weights among other things
 WRAPPERS = ("module.", "model.", "net.")  # what they put before the name of every weight
+COMPRESSED = 2**26  # bytes by which what an archive holds may be more than its file
+DEEPEST = 8  # dictionaries in each other: one may hold itself
 NAMED = 3  # of the weights that do not fit
 
 
@@ -53,21 +58,40 @@ def _read_state(path: Path) -> Mapping[str, Any]:
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give a file of weights")
     try:
-        safe = path.suffix == ".safetensors"
-        state = load_file(path) if safe else torch.load(path, "cpu", weights_only=True)
+        with open_regular_file(path) as file:
+            if path.suffix == ".safetensors":
+                state: Any = load_file(path)  # which maps the file, so that it wants its name
+            else:
+                _check_size(file)
+                state = torch.load(file, "cpu", weights_only=True)
     except Exception as error:  # reading has errors of many kinds, and all mean this
         raise ValueError(
             f"{path} does not hold weights that can be read ({_reason(error)}); give safetensors, or what "
             "torch.save(net.state_dict(), path) wrote"
         ) from error
-    while isinstance(state, Mapping):
+    if not isinstance(state, Mapping):
+        raise ValueError(
+            f"{path} holds a {type(state).__name__}; give what torch.save(net.state_dict(), path) wrote"
+        )
+    for _ in range(DEEPEST):
         inside = [state[name] for name in NESTED if isinstance(state.get(name), Mapping)]
         if not inside:
             return state
         state = inside[0]
     raise ValueError(
-        f"{path} holds a {type(state).__name__}; give what torch.save(net.state_dict(), path) wrote"
+        f"{path} holds dictionaries within dictionaries, more than {DEEPEST}; give what "
+        "torch.save(net.state_dict(), path) wrote"
     )
+
+
+def _check_size(file: BinaryIO) -> None:
+    """Refuse an archive that would take far more memory than it has bytes: torch.save does not compress."""
+    if file.read(4) == b"PK\x03\x04":
+        size = os.fstat(file.fileno()).st_size
+        needed = sum(entry.file_size for entry in zipfile.ZipFile(file).infolist())
+        if needed > size + COMPRESSED:
+            raise ValueError(f"it would take {needed:,} bytes of memory from a file of {size:,}")
+    file.seek(0)
 
 
 def _reason(error: Exception) -> str:
@@ -78,12 +102,17 @@ def _reason(error: Exception) -> str:
     """
     text = str(error)
     if found := re.search(r"GLOBAL (\S+) was not an allowed global", text):
-        return f"it holds {found[1]}, which is more than tensors"
+        return f"it holds {_printable(found[1])}, which is more than tensors"
     if "TorchScript" in text:
         return "it is a TorchScript archive"
     if "Weights only load failed" in text:
         return "it is no file of torch, or damaged"
-    return (text.splitlines() or [type(error).__name__])[0]
+    return _printable((text.splitlines() or [type(error).__name__])[0])
+
+
+def _printable(text: str) -> str:
+    """The beginning of others' words, without what a terminal would obey."""
+    return "".join(each for each in text[:200] if each.isprintable())
 
 
 def _renamed(state: Mapping[str, Any], net: nn.Module) -> Mapping[str, Any]:
@@ -128,7 +157,7 @@ def _few(names: Sequence[str]) -> str:
     'a, b, c and 2 more'
     """
     more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(_printable, names[:NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 class StoredNetwork(nn.Module):
@@ -153,9 +182,12 @@ class StoredNetwork(nn.Module):
         super().__init__()
         self.path, self.build = Path(path), build
         self._loaded()  # what cannot be read says so now
-        content = hashlib.sha256(self.path.read_bytes()).digest()
+        content = hashlib.sha256()
+        with open_regular_file(self.path) as file:
+            while block := file.read(2**20):
+                content.update(block)
         # By which a run knows its teachers again, as it does by others' weights.
-        self.register_buffer("digest", torch.tensor(list(content), dtype=torch.uint8))
+        self.register_buffer("digest", torch.tensor(list(content.digest()), dtype=torch.uint8))
 
     def forward(self, images: Tensor) -> object:
         """What the network returns."""
