@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,15 @@ from typing import Any
 class Host:
     """The server, its misbehaviour, and which ranges it was asked for."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, tls: ssl.SSLContext | None = None) -> None:
         self.content = content
         self.cut: int | None = None  # bytes of an answer before the connection ends
         self.cuts = 10**9  # how many answers are cut
         self.status = 200
         self.ranges = True
         self.length = True
+        self.claims: int | None = None  # what the answer says of its length
+        self.moved: str | None = None  # where it says that the file is now
         self.stall = threading.Event()
         self.stalls = False
         self.asked: list[str | None] = []
@@ -33,12 +36,20 @@ class Host:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}/file.tar.gz"
+        if tls is not None:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self.server.server_port}/file.tar.gz"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         wanted = request.headers.get("Range")
         self.asked.append(wanted)
+        if self.moved is not None:
+            request.send_response(302)
+            request.send_header("Location", self.moved)
+            request.end_headers()
+            return
         if self.status != 200:
             request.send_error(self.status)
             return
@@ -50,7 +61,7 @@ class Host:
         if start:
             request.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
         if self.length:
-            request.send_header("Content-Length", str(len(self.content) - start))
+            request.send_header("Content-Length", str(self.claims or len(self.content) - start))
         request.end_headers()
         rest = self.content[start:]
         if self.cut is not None and self.cuts > 0:
@@ -63,8 +74,8 @@ class Host:
 
 
 @contextmanager
-def serving(content: bytes) -> Iterator[Host]:
-    made = Host(content)
+def serving(content: bytes, tls: ssl.SSLContext | None = None) -> Iterator[Host]:
+    made = Host(content, tls)
     yield made
     made.stall.set()
     made.server.shutdown()

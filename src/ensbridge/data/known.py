@@ -30,7 +30,8 @@ class KnownSet:
     shape: tuple[int, int, int]  # of one image
     classes: int
     url: str = ""  # of the official archive; none where it is not given out freely
-    md5: str = ""
+    sha256: str = ""  # of the official archive, which is read only if it is right
+    size: int = 0  # of the official archive, in bytes
     checksum: str = ""
     ordered: str = ""
 
@@ -90,7 +91,8 @@ KNOWN = {
             (3, 32, 32),
             10,
             f"{_TORONTO}/cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
+            "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            170_498_071,
             "e9a2e39f3d653f9662844cc7b8b8d7bc35b2f2f9480038978ed9a6c47cca8131",
             "466a633d4657afd556ed0f777ece6e25705e73629fb3464a387a156cf3555444",
         ),
@@ -102,7 +104,8 @@ KNOWN = {
             (3, 32, 32),
             100,
             f"{_TORONTO}/cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85",
+            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            169_001_437,
             "b1356ffe4ee7bf3c03f32ee698d2214bced467a2d80d7986b3389ceb1197c7ba",
         ),
         KnownSet(
@@ -112,8 +115,9 @@ KNOWN = {
             (90_000, 10_000, 10_000),
             (3, 64, 64),
             200,
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-            "90528d7ca1a48142e341f4ef8d21d0de",
+            "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+            248_100_043,
         ),
         KnownSet("imagenet64", "ImageNet64", "imagenet64", (1_231_167, 50_000, 50_000), (3, 64, 64), 1000),
     )

