@@ -39,7 +39,7 @@ while os.path.exists(sys.argv[1]):
 """
 
 
-def outcome(code: str, memory: int = 2**29, seconds: float = 60) -> str:
+def outcome(code: str, memory: int = 2**29, seconds: float = 300) -> str:
     """What one statement raises in a process that may take so many bytes more, or how else it ends."""
     path = [str(Path(ensbridge.__file__).parents[1]), str(Path(__file__).parent)]
     words = [sys.executable, "-c", CHILD.format(path=path, memory=memory, code=code)]
