@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,12 +12,11 @@ from torch import Tensor, nn
 
 import _tiny
 import ensbridge as eb
-from _saving import assert_same, bridge, change, foreign, model, put
+from _saving import assert_same, bridge, foreign, model
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge
 from ensbridge.methods.bridge_network import FeatureBridge
 from ensbridge.nets import Preprocessed
-from ensbridge.saving import architecture
 
 # ------------------------------------------------------------------------------ sources that are not ours
 
@@ -145,150 +142,3 @@ def test_a_network_of_ours_that_was_changed_is_no_longer_described(tmp_path: Pat
         ):
             model(bridge(), changed).save(tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-# ------------------------------------------------------------------------------ recipes of the user's own
-
-PACKAGE = """
-import subprocess
-from os import system
-from torch import load, nn
-from torch.nn import Linear
-import _tiny
-
-touched = []
-
-def make_net(seed: int, classes=3) -> nn.Module:
-    return _tiny.batch_norm_member(seed, classes)
-
-def unmarked(seed):
-    return _tiny.batch_norm_member(seed)
-
-def wipe(path="/"):
-    touched.append(path)
-
-def nothing(seed) -> nn.Module:
-    return seed
-
-def measuring(seed) -> nn.Module:
-    return nn.Linear(2, int(nn.Linear(1, 1).weight.abs() + 1))
-
-class Net(nn.Sequential):
-    def __init__(self, seed: int) -> None:
-        super().__init__(*_tiny.batch_norm_member(seed))
-    class Inner(nn.Linear):
-        pass
-"""
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A package with networks in a module, and with what is none."""
-    name = f"theirs_{tmp_path.name}".replace("-", "_")
-    (tmp_path / "site" / name).mkdir(parents=True)
-    (tmp_path / "site" / name / "__init__.py").write_text("")
-    (tmp_path / "site" / name / "models.py").write_text(PACKAGE)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    return name
-
-
-@pytest.mark.parametrize("allow", ["{}", "{}.models", "{}.models:make_net"])
-def test_a_recipe_is_followed_where_its_package_is_allowed(allow: str, package: str, tmp_path: Path) -> None:
-    fast, place = foreign(4), tmp_path / "model"
-    fast.save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
-    assert f'allow=["{package}.models:make_net"]' in (place / "README.md").read_text()
-    assert_same(eb.load(place, allow=[allow.format(package)]), fast)
-    assert_same(eb.load(place, allow=allow.format(package)), fast)
-    assert_same(eb.load(place, source=_tiny.batch_norm_member()), fast)  # needs no leave: nothing is imported
-
-
-def test_a_class_is_a_recipe_too(package: str, tmp_path: Path) -> None:
-    net = _tiny.batch_norm_member(2)
-    place = tmp_path / "model"
-    kind = importlib.import_module(f"{package}.models").Net
-    fast = FastEnsemble(kind(2), [bridge()], "0").eval()
-    fast.save(place, build=f"{package}.models:Net", arguments={"seed": 2})
-    assert_same(eb.load(place, allow=[package]), fast)
-    assert _tiny.same(net.state_dict(), fast.source.state_dict())
-
-
-@pytest.mark.parametrize(
-    "allow", [(), ["theirs"], ["torch", "ensbridge", ""], ["heirs"], ["."], [":make_net"]]
-)
-def test_nothing_is_imported_without_leave(
-    allow: list[str], package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "model"
-    foreign().save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
-    monkeypatch.setattr(architecture, "import_module", lambda name: pytest.fail(f"{name} was imported"))
-    with pytest.raises(
-        ValueError, match=r"config.json: source is built by .*make_net, which is not allowed;"
-    ):
-        eb.load(place, allow=allow)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "words"),
-    [
-        ("models:system", {"command": "true"}, "no network and no function"),
-        ("models:subprocess", {}, "no network and no function"),
-        ("models:touched", {}, "no network and no function"),
-        ("models:load", {"f": "x.pkl"}, "not known to make a network of an allowed package"),
-        ("models:Linear", {"in_features": 1, "out_features": 1}, "not known to make a network"),
-        ("models:wipe", {}, "not known to make a network"),
-        ("models:unmarked", {"seed": 1}, "not known to make a network"),
-        ("models:nothing", {"seed": 1}, "made a int where a network is expected"),
-        ("models:make_net", {"seeds": 1}, "unexpected keyword argument"),
-        ("models:make_net", {"seed": "one"}, "cannot be built"),
-        ("models:make_net", {"seed": 1, "classes": 10**13}, "shape"),
-        ("models:make_net", {"seed": 1, "classes": 7}, r"as float32 of shape \(3, 8\), the model as"),
-        ("models:absent", {}, "cannot be imported"),
-        ("absent:net", {}, "cannot be imported"),
-        ("models:Net.Inner", {}, "expected such as 'package.module:name'"),
-        ("models:Net:Inner", {}, "expected such as"),
-        ("models", {}, "expected such as"),
-        ("models:", {}, "expected such as"),
-        ("models/../models:make_net", {"seed": 1}, "expected such as"),
-        (".models:make_net", {"seed": 1}, "expected such as"),
-        ("models:make_net\n", {"seed": 1}, "expected one line of text"),
-        ("mödels:make_net", {"seed": 1}, "expected such as"),
-    ],
-)
-def test_an_allowed_package_does_not_open_everything_in_it(
-    name: str, arguments: dict[str, Any], words: str, package: str, tmp_path: Path
-) -> None:
-    place = tmp_path / "model"
-    foreign().save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
-    change(place, lambda config: config["source"].update(build=f"{package}.{name}", arguments=arguments))
-    with pytest.raises(ValueError, match=words) as caught:
-        eb.load(place, allow=[package])
-    assert "\n" not in str(caught.value)
-
-
-def test_what_is_allowed_is_the_source_alone(package: str, tmp_path: Path) -> None:
-    place = tmp_path / "model"
-    foreign().save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
-    recipe = {"name": "Net", "build": f"{package}.models:make_net", "arguments": {"seed": 1}}
-    change(place, put("bridges.0.network", recipe))
-    with pytest.raises(ValueError, match=r"bridges\[0\].network is built by .*, which is not allowed"):
-        eb.load(place, allow=[package, recipe["build"]])
-
-
-def test_a_recipe_is_tried_before_anything_is_written(package: str, tmp_path: Path) -> None:
-    fast, place = foreign(), tmp_path / "model"
-    recipe = f"{package}.models:make_net"
-    for build, arguments, words in (
-        (recipe, {"seed": 1, "classes": 4}, "does not make the source"),
-        (recipe, {"seed": torch.ones(1)}, "cannot be written as JSON"),
-        (recipe, {"seed": float("nan")}, "cannot be written as JSON"),
-        (f"{package}.models:measuring", {"seed": 1}, "cannot be built"),
-        (f"{package}.models", {}, "build is .*; give such as 'package.module:name'"),
-        ("__main__:make_net", {}, "no other program can import"),
-        (nn.Linear, {}, "give its import path as text, such as 'my_nets:Net'"),
-        (None, {"seed": 1}, "arguments were given without build"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            fast.save(place, build=build, arguments=arguments)
-    assert not place.exists()
-    fast.save(place, build=f"{package}.models:unmarked", arguments={"seed": 1})
-    assert_same(eb.load(place, allow=[f"{package}.models:unmarked"]), fast)

@@ -21,8 +21,9 @@ Allow = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="Module, or module:name, that may build a source that is not ensbridge's own, such as my_nets; "
-        "it is imported, also from the working folder, so trust it. May be repeated.",
+        help="What may build a source that is not ensbridge's own: module:name, a class or function that may "
+        "be called with the arguments in the model's config.json; or a module, for its network classes. It is "
+        "imported, also from the working folder, so trust it. May be repeated.",
     ),
 ]
 ImageShape = Annotated[
@@ -115,9 +116,9 @@ def export(
 
 
 def allowed(names: list[str] | None) -> list[str]:
-    """What may be imported to build a source, also from the working folder, as with `python -m`."""
+    """What may be imported to build a source, also from the working folder."""
     if names and "" not in sys.path:
-        sys.path.insert(0, "")
+        sys.path.append("")  # behind all others: no file that lies there takes an installed package's place
     return names or []
 
 

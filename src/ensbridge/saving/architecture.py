@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ OURS: dict[str, type[MapScore | ResNet | ScoreNet | Tail | TokenScore]] = {
     f"ensbridge.nets:{kind.__name__}": kind for kind in (MapScore, ResNet, ScoreNet, Tail, TokenScore)
 }
 _PATH = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*:[a-z_]\w*", re.ASCII | re.IGNORECASE)
+_PRIVATE = re.compile(r"(?:^|[.:])_")
+# The part of torch whose classes take numbers and names; some elsewhere in it compile what they are given.
+_LAYERS = "torch.nn.modules"
 
 Build = Callable[[], nn.Module]
 
@@ -152,41 +155,66 @@ def _careful(build: Callable[..., object], arguments: Mapping[str, Any], where: 
 def _find(build: str, allow: Collection[str], where: str) -> Callable[..., object]:
     """The class or function at an import path, if the caller allows it.
 
-    A whole package allows its networks and the functions that say they return one; anything else in it
-    must be allowed by its full path, so that a file cannot call just any function of the package.
+    A function must be allowed by its exact path. A package is allowed for its public network classes alone:
+    what a function makes of arguments that a file chose, its annotations do not tell.
     """
     if not _PATH.fullmatch(build):
         raise ValueError(f"{where}.build is {short(build)}, expected such as 'package.module:name'; {REMEDY}")
     module, _, name = build.partition(":")
-    exact = build in allow
-    remedy = f"if you trust it, pass allow=[{build!r}] (--allow {build}), or the network as source="
-    if not exact and not _inside(module, allow):
-        raise ValueError(f"{where} is built by {build}, which is not allowed; {remedy}")
+    exact, said = build in allow, f"{where} is built by {build}"
+    remedy = (
+        f"if you trust it with the arguments in the file, pass allow=[{build!r}] (--allow {build}), or the "
+        "network as source="
+    )
+    # Loading inside loading would have permissions that the file chose, not the caller.
+    ours = f"{said}, which is not allowed: a file may name no part of ensbridge but its networks, such as "
+    ours += "'ensbridge.nets:ResNet'; pass the network as source="
+    if _inside(module, ["ensbridge"]):
+        raise ValueError(ours)
+    if not exact and (reason := _path_refused(build, allow)):
+        raise ValueError(f"{said}, {reason}; {remedy}")
     try:
         found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module may fail in any way while it is imported
         raise ValueError(
-            f"{where} is built by {build}, which cannot be imported ({error}); install it, or go where it is"
+            f"{said}, which cannot be imported ({one_line(error)}); install it, or go where it is"
         ) from error
-    is_net = inspect.isclass(found) and issubclass(found, nn.Module)
-    if not is_net and not inspect.isfunction(found):
-        raise ValueError(
-            f"{where} is built by {build}, which is no network and no function; pass the network as source="
-        )
-    if not exact and not (_inside(found.__module__, allow) and (is_net or _returns_net(found))):
-        raise ValueError(
-            f"{where} is built by {build}, not known to make a network of an allowed package; {remedy}"
-        )
+    if not _is_net(found) and not inspect.isfunction(found):
+        raise ValueError(f"{said}, which is no network and no function; pass the network as source=")
+    if _inside(found.__module__, ["ensbridge"]):
+        raise ValueError(ours)
+    if not exact and (reason := _object_refused(found, allow)):
+        raise ValueError(f"{said}, {reason}; {remedy}")
     return found
 
 
-def _inside(module: str, allow: Collection[str]) -> bool:
-    return any(module == each or module.startswith(f"{each}.") for each in allow)
+def _path_refused(build: str, allow: Collection[str]) -> str | None:
+    """Why no allowed package admits a path, found before anything is imported."""
+    module = build.partition(":")[0]
+    if not _inside(module, allow):
+        return "which is not allowed"
+    if _PRIVATE.search(build):  # among them __main__, which is a program
+        return "which is private to its package"
+    if _inside(module, ["torch"]) and module != "torch.nn" and not _inside(module, [_LAYERS]):
+        return "which is none of torch's plain layers"
+    return None
 
 
-def _returns_net(function: Callable[..., object]) -> bool:
-    try:
-        hint = get_type_hints(function).get("return")
-    except Exception:  # an annotation of the package's own that cannot be read promises nothing
-        return False
-    return inspect.isclass(hint) and issubclass(hint, nn.Module)
+def _object_refused(found: Any, allow: Collection[str]) -> str | None:
+    """Why no allowed package admits what is at a path."""
+    if not _is_net(found):
+        return "which is a function, and a package is allowed for its classes alone"
+    if not _inside(found.__module__, allow):
+        return "which is not of an allowed package"
+    bases = [base.__module__ for base in found.__mro__]
+    if any(_inside(base, ["torch"]) and not _inside(base, [_LAYERS]) for base in bases):
+        return "which has a base in torch that is no plain layer and may run code that it is given"
+    return None
+
+
+def _is_net(found: object) -> bool:
+    return inspect.isclass(found) and issubclass(found, nn.Module)
+
+
+def _inside(module: str, packages: Collection[str]) -> bool:
+    return any(module == each or module.startswith(f"{each}.") for each in packages)

@@ -77,9 +77,10 @@ def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collecti
     Hugging Face hub, with "@" and a version behind it.
 
     A source that is no network of ensbridge is passed as `source`, an instance that the saved weights are put
-    into. If the folder names what builds it, that is imported only where `allow` has its package
-    (`"mypackage"`: networks, and functions annotated to return one) or its full path
-    (`"mypackage.models:make_net"`).
+    into. If the folder names what builds it, that is imported and called only where `allow` has its exact
+    path (`"mypackage.models:make_net"`: this class or function may be called with arguments that the folder
+    chooses) or, for a class, its package (`"mypackage"`: its modules may be imported, and its public
+    `nn.Module` classes constructed with arguments that the folder chooses).
 
     >>> import tempfile, torch
     >>> from ensbridge.methods import Bridge
