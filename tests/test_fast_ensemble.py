@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -146,8 +147,11 @@ def test_a_bad_fast_ensemble_is_refused(ensemble: Ensemble) -> None:
         FastEnsemble(ensemble.source, [], _tiny.FEATURE)
     with pytest.raises(ValueError, match="'layer9'"):
         FastEnsemble(ensemble.source, [here.bridge], "layer9")
-    for temperature in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match=f"temperature is {temperature}"):
+    for temperature in (0.0, -1.0, math.nan, math.inf, 1e-320, 1e300):
+        with pytest.raises(
+            ValueError, match=re.escape(f"temperature is {temperature}; it must be from 0.001")
+        ):
             FastEnsemble(ensemble.source, [here.bridge], _tiny.FEATURE, temperature=temperature)
-    with pytest.raises(ValueError, match="source_share is inf; it must be a finite number"):
-        FastEnsemble(ensemble.source, [here.bridge], _tiny.FEATURE, source_share=math.inf)
+    for share in (math.nan, math.inf, -1e7):
+        with pytest.raises(ValueError, match=f"source_share is {share}"):
+            FastEnsemble(ensemble.source, [here.bridge], _tiny.FEATURE, source_share=share)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import struct
 import sys
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,11 @@ from scipy.stats import entropy
 
 import ensbridge as eb
 from _saving import change, foreign, put, small
-from ensbridge import cli
-from ensbridge.methods import BridgeConfig
-from ensbridge.predicting import Pixels, open_image, predict_images
+from ensbridge import cli, predicting
+from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.methods import Bridge, BridgeConfig
+from ensbridge.nets import TokenScore
+from ensbridge.predicting import Pixels, open_image, predict_files, predict_images
 
 NAMES = ("cat", "dog", "bird")
 
@@ -136,6 +141,86 @@ def test_a_decoder_that_fails_in_any_way_leaves_the_others_alone(
     first, second = captured.err.splitlines()
     assert first.startswith(f"ensbridge: bad.png cannot be read ({str(error) or type(error).__name__}); give")
     assert second.startswith("ensbridge: odd.dds cannot be read (it is none of PNG,")
+
+
+LOUD = """
+from torch import nn
+
+class Loud(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(192, 3))
+        nn.init.constant_(self[1].weight, 3e38)  # finite, and too large for a bright image
+"""
+
+
+def loud() -> FastEnsemble:
+    """A model of finite weights whose logits are finite for black images alone."""
+    source = importlib.import_module("loud_nets").Loud()
+    return FastEnsemble(source, [Bridge(TokenScore(3, 192, 8)).one_step()], "0").eval()
+
+
+@pytest.fixture
+def loud_nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "loud_nets.py").write_text(LOUD)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("loud_nets", None)
+
+
+@pytest.mark.usefixtures("loud_nets")
+def test_an_image_without_a_finite_prediction_is_named_and_the_others_are_still_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loud().save("model", build="loud_nets:Loud", image_shape=(3, 8, 8))
+    for name, value in (("one", 0), ("bright", 255), ("two", 0)):
+        Image.fromarray(np.full((8, 8, 3), value, dtype=np.uint8)).save(f"{name}.png")
+    assert command(monkeypatch, "model", "one.png", "bright.png", "two.png", "--allow", "loud_nets") == 2
+    captured = capsys.readouterr()
+    assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["one.png", "two.png"]
+    (problem,) = captured.err.splitlines()
+    assert "no finite prediction for bright.png;" in problem
+
+
+@pytest.mark.usefixtures("loud_nets")
+def test_images_without_a_finite_prediction_are_named_by_their_index() -> None:
+    images = torch.zeros(4, 3, 8, 8)
+    assert len(predict_images(loud(), images)) == 4
+    images[1], images[3] = 1, torch.nan
+    with pytest.raises(ValueError, match=r"no finite prediction for images\[1\], images\[3\];"):
+        predict_images(loud(), images)
+
+
+def test_a_class_that_is_ruled_out_is_no_failure() -> None:
+    class Masking(torch.nn.Module):
+        class_names = None
+
+        def with_source(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.tensor([[0.0, -torch.inf]]), torch.tensor([[0.0, -torch.inf]])
+
+    (found,) = predict_images(Masking(), torch.rand(1, 3, 8, 8))  # type: ignore[arg-type]
+    assert (found.probability, found.entropy, found.disagreement) == (1, 0, 0)
+
+
+def test_a_line_of_what_is_no_number_is_never_written() -> None:
+    (found,) = predict_images(small(BridgeConfig()), torch.rand(1, 3, 8, 8))
+    with pytest.raises(ValueError, match="JSON"):
+        replace(found, probability=math.nan).to_json("a.png")
+
+
+def test_large_images_are_predicted_a_few_at_a_time(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, sizes = eb.load(saved), []
+    fast.source.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    files = [tmp_path / f"{number}.png" for number in range(5)]
+    for number, file in enumerate(files):
+        Image.fromarray(pixels(number)).save(file)
+    together = [found for _, found in predict_files(fast, files, (3, 8, 8), Pixels())]
+    monkeypatch.setattr(predicting, "LARGEST_IMAGE", 2 * 3 * 8 * 8)
+    apart = [found for _, found in predict_files(fast, files, (3, 8, 8), Pixels())]
+    assert sizes == [5, 2, 2, 1]
+    assert [each.label for each in apart] == [each.label for each in together]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("channels", [1, 3])

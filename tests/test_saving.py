@@ -217,6 +217,13 @@ def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one(
     assert seen == ({2} if fresh else {1, 2})
 
 
+def heated(temperature: float) -> FastEnsemble:
+    """One whose temperature was set by hand."""
+    fast = model()
+    fast.temperature = temperature
+    return fast
+
+
 def test_a_model_that_cannot_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
     class Extra(nn.Sequential):
         def get_extra_state(self) -> dict[str, int]:
@@ -227,10 +234,14 @@ def test_a_model_that_cannot_be_loaded_again_is_not_saved(tmp_path: Path) -> Non
     odd.source.register_buffer("odd", torch.ones(1, dtype=torch.complex64))
     empty = foreign()
     empty.source.to("meta")
+    endless = model()
+    endless.source.mean.fill_(torch.inf)  # type: ignore[union-attr,operator]
     for fast, words in (
-        (model(temperature=float("inf")), "this model.temperature is Infinity, expected a finite number"),
+        (heated(float("inf")), "temperature is inf, expected 0.001 to 1000"),
+        (heated(1e9), "temperature is 1000000000.0, expected 0.001 to 1000"),
         (model(members=0), "members is 0, expected 1 to 1000"),
         (hooked, "_extra_state of the model is a dict, which cannot be saved"),
+        (endless, "no finite number"),
         (odd, "source.odd of the model is torch.complex64"),
         (empty, "of the model is a tensor without values"),
     ):
@@ -269,7 +280,7 @@ def test_the_card_counts_costs_and_says_that_nothing_was_measured(tmp_path: Path
     line = f"one image of 3×8×8 | {macs[0]:,} | {macs[1]:,} | ×{macs[1] / macs[0]:.3f} |"
     assert line in text
     assert digest(tmp_path / "model.safetensors") in text
-    for shape in ((3, 8), (1, 8, 8), (3, 0, 8), (), (3.0, 8, 8)):
+    for shape in ((3, 8), (1, 8, 8), (3, 0, 8), (), (3.0, 8, 8), (3, 4096, 4096)):
         with pytest.raises(ValueError, match="image_shape is"):
             fast.save(tmp_path / "other", image_shape=shape)  # type: ignore[arg-type]
     assert not (tmp_path / "other").exists()

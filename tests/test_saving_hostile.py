@@ -36,7 +36,13 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ("feature", "", "feature '' is not a module"),
     ("feature", ["stem"], r'feature is \["stem"\], expected one line of text'),
     ("feature", "x" * 5000, "expected one line"),
-    ("temperature", 0, "temperature is 0.0; it must be above 0"),
+    ("temperature", 0, "temperature is 0.0, expected 0.001 to 1000"),
+    ("temperature", -1, "temperature is -1.0, expected 0.001 to 1000"),
+    ("temperature", 1e-320, "temperature is 1e-320, expected 0.001 to 1000"),
+    ("temperature", 9e-4, "temperature is 0.0009, expected"),
+    ("temperature", 1001, "temperature is 1001.0, expected"),
+    ("temperature", 1e300, r"temperature is 1e\+300, expected"),
+    ("source_share", -1e7, r"source_share is -10000000.0, expected -1e\+06 to 1e\+06"),
     ("temperature", "1", 'temperature is "1", expected a finite number'),
     ("temperature", float("nan"), "expected a finite number"),
     ("source_share", float("inf"), "expected a finite number"),
@@ -82,7 +88,7 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ("source.arguments.mean", [0.5], "mean has 1 channels and std 3"),
     ("source.arguments.mean", ["a", 0, 0], "expected a finite number"),
     ("source.arguments.strides", [0, 1], "cannot be built"),
-    ("bridges", [], "0 bridges"),
+    ("bridges", [], "bridges are 0, expected 1 to 64"),
     ("bridges", {}, "expected a list"),
     ("bridges.0", 1, r"bridges\[0\] is 1, expected an object"),
     ("bridges.0.kind", "pickle", 'expected one of "diffusion", "feature"'),
@@ -93,13 +99,22 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ("bridges.0.times", [], "a bridge walks from 1 to 0"),
     ("bridges.0.times", None, "times and config belong"),
     ("bridges.0.times", ["0", "1"], "expected a finite number"),
+    ("bridges.0.times", [0, 1e-320, 1], "expected to grow from 0 to 1 in steps of at least 1e-06"),
+    ("bridges.0.times", [each / 100_000 for each in range(100_001)], "times are 100001, expected at most"),
     ("bridges.0.config.beta", -1, "beta is -1.0; it must be a positive number"),
+    ("bridges.0.config.beta", 1e-320, "beta is 1e-320, expected 1e-09 to 1000"),
+    ("bridges.0.config.beta", 1e300, r"beta is 1e\+300, expected 1e-09 to 1000"),
     ("bridges.0.config.num_steps", 0, "num_steps is 0"),
+    ("bridges.0.config.num_steps", 300_000_000, "num_steps is 300000000, expected 1 to 1000"),
     ("bridges.0.config.num_steps", 10**30, "beyond 2"),
     ("bridges.0.config.z_input", "all", 'expected one of "paper"'),
     ("bridges.0.config.variance", ["exact"], "expected one of"),
     ("bridges.0.config.temperature", 2.0, "expected an object"),
     ("bridges.0.config.temperature.base", -2, "must be a positive number"),
+    ("bridges.0.config.temperature.base", 1e-320, "temperature.base is 1e-320, expected 0.001 to 1000"),
+    ("bridges.0.config.temperature.base", 1e300, "temperature.base is .*, expected 0.001 to 1000"),
+    ("bridges.0.config.temperature.spread", 1e300, "temperature.spread is .*, expected 0 to 1000"),
+    ("bridges.0.config.temperature.concentration", 1e-320, "temperature.concentration is .*, expected"),
     ("bridges.0.config.centre", "yes", "expected true or false"),
     (f"{NETWORK}.build", "torch.nn:Linear", "not allowed"),
     (f"{NETWORK}.build", None, "build and arguments go together"),
@@ -144,6 +159,14 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ("tied", {"source.more": "source.head.weight"}, "cannot be the tensor"),
     ("tied", {"source.head.weight": 1}, "expected one line of text"),
     ("tied", [], "expected an object"),
+    ("facts.image_shape", [3, 4096, 5461], r"image_shape is \[3, 4096, 5461\], expected"),
+    ("facts.image_shape", [2**12, 2**12, 2], "product at most 16777216"),
+    ("facts.image_shape", [2**40] * 3, "product at most 16777216"),
+    ("facts.image_shape", [1] * 9, "expected 1 to 8 sizes"),
+    ("facts.image_shape", [], "expected 1 to 8 sizes"),
+    ("facts.image_shape", [3, 0, 32], r"image_shape is \[3, -?\d+, -?32\], expected"),
+    ("facts.image_shape", [3, -32, -32], r"image_shape is \[3, -?\d+, -?32\], expected"),
+    ("facts.pixel_range", [1.0, 0.0], r"pixel_range is \(1.0, 0.0\)"),
 ]
 
 
@@ -210,6 +233,24 @@ def test_values_that_are_other_numbers_of_the_same_kind_are_let_through(place: P
     assert eb.load(place).temperature == 2.0
 
 
+@pytest.mark.parametrize("shape", [(3, 224, 224), (4, 1024, 1024), (3, 2048, 2048), (2**24,)])
+def test_images_of_every_real_size_are_let_through(shape: tuple[int, ...], place: Path) -> None:
+    change(place, put("facts.image_shape", list(shape)))
+    assert eb.load(place).image_shape == shape
+
+
+def test_bridges_without_number_are_refused(place: Path) -> None:
+    change(place, lambda config: config.update(bridges=config["bridges"] * 65))
+    refused(place, "bridges are 65, expected 1 to 64")
+
+
+def test_the_steps_of_all_bridges_are_counted_together(place: Path) -> None:
+    times = [each / 400 for each in range(401)]
+    change(place, put("bridges.0.times", times))
+    change(place, lambda config: config.update(bridges=config["bridges"] * 3))
+    refused(place, "bridges have 1200 steps together, expected at most 1000")
+
+
 # ------------------------------------------------------------------------------ hostile weights
 
 
@@ -252,6 +293,19 @@ HEAD = "source.head.weight"
 def test_weights_that_do_not_fit_are_refused(edit: Callable[..., Any], words: str, place: Path) -> None:
     reweigh(place, edit)
     refused(place, words)
+
+
+MEAN = "bridges.0.score.stem.1.running_mean"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(HEAD, torch.nan), (HEAD, torch.inf), (HEAD, -torch.inf), (MEAN, torch.nan)]
+)
+def test_weights_that_are_no_numbers_are_refused(name: str, value: float, place: Path) -> None:
+    reweigh(place, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
+    with pytest.raises(ValueError, match=f'model.safetensors: "{name}" holds') as caught:
+        eb.load(place)
+    assert str(value) in str(caught.value)
 
 
 def test_tensors_cannot_be_tied_to_what_is_none_of_their_kind(place: Path) -> None:

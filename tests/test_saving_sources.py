@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load as unpack
+from safetensors.torch import save as pack
 from torch import Tensor, nn
 
 import _tiny
 import ensbridge as eb
-from _saving import assert_same, bridge, foreign, model
+from _saving import assert_same, bridge, change, foreign, model, put
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge
 from ensbridge.methods.bridge_network import FeatureBridge
 from ensbridge.nets import Preprocessed
+from ensbridge.saving.weights import digest
 
 # ------------------------------------------------------------------------------ sources that are not ours
 
@@ -50,6 +53,47 @@ def test_tied_weights_views_and_other_buffers_of_a_users_network(dtype: torch.dt
     assert loaded.source is net
     assert net.first.weight is net.second.weight is weight  # an optimiser that holds it has the new values
     assert_same(loaded, fast)
+
+
+class Masked(nn.Sequential):
+    """A classifier with a mask that holds -inf, as those of attention do."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(*_tiny.batch_norm_member())
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        for module in self.children():
+            images = module(images)
+        return images + self.mask.softmax(-1).sum()
+
+
+def test_masks_may_hold_infinity_and_nothing_may_hold_nan(tmp_path: Path) -> None:
+    fast = FastEnsemble(Masked(), [bridge()], "0").eval()
+    fast.save(tmp_path / "model")
+    assert_same(eb.load(tmp_path / "model", source=Masked()), fast)
+    for name, value in (("mask", torch.nan), ("5.weight", torch.nan), ("5.weight", torch.inf)):
+        broken = FastEnsemble(Masked(), [bridge()], "0")
+        broken.source.state_dict()[name][0, 0] = value
+        with pytest.raises(ValueError, match=f'"source.{name}" holds {value}'):
+            broken.save(tmp_path / "broken")
+    assert not (tmp_path / "broken").exists()
+
+
+def test_a_source_is_left_as_it_was_where_the_weights_are_no_numbers(tmp_path: Path) -> None:
+    foreign().save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = unpack(path.read_bytes())
+    tensors["source.5.weight"][0, 0] = torch.nan
+    path.write_bytes(pack(tensors))
+    change(tmp_path, put("sha256", digest(path)))
+    net = _tiny.batch_norm_member(9)
+    before = _tiny.state(net)
+    with pytest.raises(ValueError, match=r'"source.5.weight" holds nan'):
+        eb.load(tmp_path, source=net)
+    assert _tiny.same(before, net.state_dict())
 
 
 def test_a_network_that_ties_what_was_not_tied_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,11 @@ from ensbridge.scores import Scores
 
 if TYPE_CHECKING:
     from ensbridge.fidelity import Fidelity
+
+
+# Wider than any that is fitted; beyond them logits overflow, or drown in rounding.
+TEMPERATURES = (1e-3, 1e3)
+LARGEST_SHARE = 1e6
 
 
 class FastEnsemble(nn.Module):
@@ -57,10 +61,13 @@ class FastEnsemble(nn.Module):
         super().__init__()
         if len(bridges) == 0:
             raise ValueError("a FastEnsemble was given 0 bridges; it needs at least 1")
-        if not temperature > 0:
-            raise ValueError(f"temperature is {temperature}; it must be above 0")
-        if not math.isfinite(source_share):
-            raise ValueError(f"source_share is {source_share}; it must be a finite number")
+        low, high = TEMPERATURES
+        if not low <= temperature <= high:
+            raise ValueError(f"temperature is {temperature}; it must be from {low:g} to {high:g}")
+        if not abs(source_share) <= LARGEST_SHARE:
+            raise ValueError(
+                f"source_share is {source_share}; it must be from {-LARGEST_SHARE:g} to {LARGEST_SHARE:g}"
+            )
         source = uncompiled(source)
         find_module(source, feature)
         self.source = source

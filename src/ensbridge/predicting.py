@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch import Tensor
 from ensbridge.data.pictures import LARGEST_FILE, picture, pillow
 from ensbridge.data.sources import read_file
 from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.saving.description import LARGEST_IMAGE
+from ensbridge.words import one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names, by the channels of the model's images
 _SLACK = 0.01  # pixels a little outside [0, 1] come from resampling and rounding
 BATCH = 64
+NAMED = 5  # of the images without a prediction
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Prediction:
 
     def to_json(self, image: str) -> str:
         """One line of JSON."""
-        return json.dumps({"image": image, **asdict(self)})
+        return json.dumps({"image": image, **asdict(self)}, allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -93,9 +97,11 @@ def _remedy(low: float, high: float) -> str:
     )
 
 
-@torch.no_grad()
 def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
     """A prediction for each image (B, C, H, W) that the model can take, from one pass of the source.
+
+    Images for which the model's or its source's logits are not finite raise ValueError that names them; -inf
+    alone is let through, for a class that is ruled out.
 
     >>> from torch import nn
     >>> from ensbridge.methods import Bridge
@@ -107,14 +113,28 @@ def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
     >>> one.label in ("cat", "dog"), one.probability >= 0.5, 0 <= one.entropy <= 0.6932
     (True, True, True)
     """
+    found = _predictions(fast, images)
+    failed = [f"images[{number}]" for number, each in enumerate(found) if each is None]
+    if failed:
+        more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+        raise ValueError(_not_finite(f"{', '.join(failed[:NAMED])}{more}"))
+    return [each for each in found if each is not None]
+
+
+@torch.no_grad()
+def _predictions(fast: FastEnsemble, images: Tensor) -> list[Prediction | None]:
+    """A prediction for each image, None where logits are not finite."""
     own, source = (each.double().log_softmax(-1).cpu() for each in fast.with_source(images))
     names = fast.class_names or tuple(map(str, range(own.shape[1])))
     if len(names) != own.shape[1]:
         raise ValueError(
             f"the model has {own.shape[1]} classes and {len(names)} class_names; save it again with one each"
         )
-    found = []
+    found: list[Prediction | None] = []
     for ours, theirs in zip(own, source, strict=True):
+        if ours.isnan().any() or theirs.isnan().any():  # as log_softmax makes of infinity, too
+            found.append(None)
+            continue
         best = int(ours.argmax())
         found.append(
             Prediction(
@@ -138,8 +158,10 @@ def predict_files(
     pillow()  # what is missing for all of them is said once
     _check_shape(shape)
     like = next(fast.source.parameters(), torch.zeros(1))
-    for first in range(0, len(paths), BATCH):
-        some = paths[first : first + BATCH]
+    # A batch of large images needs no more memory than the largest image alone.
+    size = max(1, min(BATCH, LARGEST_IMAGE // max(1, math.prod(shape))))
+    for first in range(0, len(paths), size):
+        some = paths[first : first + size]
         opened: dict[int, Tensor | str] = {number: _try_open(path, shape) for number, path in enumerate(some)}
         good = {number: image for number, image in opened.items() if isinstance(image, Tensor)}
         made = {}
@@ -148,7 +170,8 @@ def predict_files(
             made = dict(zip(good, _predict(fast, batch), strict=True))
         for number, path in enumerate(some):
             image = opened[number]
-            yield path, image if isinstance(image, str) else made[number]
+            found = image if isinstance(image, str) else made[number]
+            yield path, _not_finite(str(path)) if found is None else found
 
 
 def open_image(path: Path, shape: Sequence[int]) -> Tensor:
@@ -201,13 +224,16 @@ def _try_open(path: Path, shape: Sequence[int]) -> Tensor | str:
         return str(error)
 
 
-def _predict(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
+def _not_finite(images: str) -> str:
+    return f"the model has no finite prediction for {images}; check the pixels and --std, or train it again"
+
+
+def _predict(fast: FastEnsemble, images: Tensor) -> list[Prediction | None]:
     """Predictions, or one sentence if the model is for images of another shape."""
     try:
-        return predict_images(fast, images)
+        return _predictions(fast, images)
     except RuntimeError as error:  # whatever a network makes of an image that is not for it
-        why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"the model cannot take images of shape {tuple(images.shape[1:])} ({why}); give theirs, such as "
+            f"the model cannot take images of shape {tuple(images.shape[1:])} ({one_line(error)}); give theirs, such as "
             "--image-shape 3,32,32"
         ) from error

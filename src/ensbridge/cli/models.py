@@ -21,8 +21,8 @@ Allow = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="What may build a source that is not ensbridge's own: module:name, a class or function that may "
-        "be called with the arguments in the model's config.json; or a module, for its network classes. It is "
+        help="What may build a source that is not ensbridge's own: module:name, a class or function that "
+        "may be called with the arguments in its config.json; or a module, for its network classes. It is "
         "imported, also from the working folder, so trust it. May be repeated.",
     ),
 ]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.fast_ensemble import LARGEST_SHARE, TEMPERATURES, FastEnsemble
 from ensbridge.files import read_json
 from ensbridge.methods.bridge_network import FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, BridgeConfig
@@ -21,8 +21,11 @@ from ensbridge.saving.reading import REMEDY, read, short
 
 FORMAT, VERSION = "ensbridge.FastEnsemble", 1
 _LARGEST = 2**20  # bytes of config.json; those of real models have a few thousand
-LARGEST_IMAGE = 2**26  # numbers in one image
-MOST_MEMBERS, MOST_STEPS = 1000, 1000  # a file that asks for more would never be done
+LARGEST_IMAGE = 2**24  # numbers in one image: 2048 × 2048 pixels of four channels
+MOST_SIZES = 8  # of an image's shape
+MOST_MEMBERS, MOST_BRIDGES, MOST_STEPS = 1000, 64, 1000  # a file that asks for more would never be done
+LEAST_STEP = 1e-6  # of time; float32 tells smaller ones badly apart
+BETAS = (1e-9, 1e3)
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,18 @@ class BridgeDescription:
             raise ValueError(f"times and config belong to a diffusion bridge, and to no other; {REMEDY}")
         if self.times is not None and len(self.times) > MOST_STEPS + 1:
             raise ValueError(f"times are {len(self.times)}, expected at most {MOST_STEPS + 1}; {REMEDY}")
-        if self.times is not None and not all(a < b for a, b in pairwise(self.times)):
-            raise ValueError(f"times are {short(self.times)}, expected to grow from 0 to 1; {REMEDY}")
+        if self.times is not None and not all(b - a >= LEAST_STEP for a, b in pairwise(self.times)):
+            raise ValueError(
+                f"times are {short(self.times)}, expected to grow from 0 to 1 in steps of at least "
+                f"{LEAST_STEP:g}; {REMEDY}"
+            )
+        if self.config is not None:
+            law = self.config.temperature
+            _within("config.beta", self.config.beta, BETAS)
+            _within("config.num_steps", self.config.num_steps, (1, MOST_STEPS))
+            _within("config.temperature.base", law.base, TEMPERATURES)
+            _within("config.temperature.spread", law.spread, (0, TEMPERATURES[1]))
+            _within("config.temperature.concentration", law.concentration, TEMPERATURES)
 
     @classmethod
     def of(cls, bridge: Bridge | FeatureBridge, number: int) -> BridgeDescription:
@@ -69,9 +82,16 @@ class Facts:
     class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        shape = self.image_shape
-        if shape is not None and not (shape and min(shape) > 0 and math.prod(shape) <= LARGEST_IMAGE):
-            raise ValueError(f"image_shape is {shape}; give that of one image, such as (3, 32, 32)")
+        shape, pixels = self.image_shape, self.pixel_range
+        if shape is not None and not (
+            0 < len(shape) <= MOST_SIZES and min(shape) > 0 and math.prod(shape) <= LARGEST_IMAGE
+        ):
+            raise ValueError(
+                f"image_shape is {short(shape)}, expected 1 to {MOST_SIZES} sizes, each at least 1 and their "
+                f"product at most {LARGEST_IMAGE}, such as (3, 32, 32)"
+            )
+        if pixels is not None and not -math.inf < pixels[0] <= pixels[1] < math.inf:
+            raise ValueError(f"pixel_range is {pixels}, expected the least and the greatest value of a pixel")
 
     @classmethod
     def of(
@@ -111,8 +131,14 @@ class Description:
     source_share: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.members <= MOST_MEMBERS:
-            raise ValueError(f"members is {self.members}, expected 1 to {MOST_MEMBERS}; {REMEDY}")
+        _within("members", self.members, (1, MOST_MEMBERS))
+        _within("temperature", self.temperature, TEMPERATURES)
+        _within("source_share", self.source_share, (-LARGEST_SHARE, LARGEST_SHARE))
+        if not 1 <= len(self.bridges) <= MOST_BRIDGES:
+            raise ValueError(f"bridges are {len(self.bridges)}, expected 1 to {MOST_BRIDGES}; {REMEDY}")
+        steps = sum(len(bridge.times) - 1 for bridge in self.bridges if bridge.times)
+        if steps > MOST_STEPS:
+            raise ValueError(f"bridges have {steps} steps together, expected at most {MOST_STEPS}; {REMEDY}")
 
     @classmethod
     def of(
@@ -136,11 +162,17 @@ class Description:
             facts=facts,
             source_share=fast.source_share,
         )
-        return read(cls, json.loads(raw.to_json()), "this model")
+        try:
+            text = raw.to_json()
+        except ValueError as error:
+            raise ValueError(
+                f"this model holds a setting that is no finite number ({error}); set it"
+            ) from error
+        return read(cls, json.loads(text), "this model")
 
     def to_json(self) -> str:
         """The text of `config.json`."""
-        return json.dumps(_without_none(asdict(self)), indent=2) + "\n"
+        return json.dumps(_without_none(asdict(self)), indent=2, allow_nan=False) + "\n"
 
     def networks(self, source: nn.Module | None, allow: Collection[str], where: Path) -> list[Build]:
         """What builds the source and the bridges' networks; forbidden or impossible ones are refused."""
@@ -202,6 +234,13 @@ def read_description(path: Path) -> Description:
 def is_ours(raw: object) -> bool:
     """Whether decoded JSON claims to describe a FastEnsemble."""
     return isinstance(raw, dict) and raw.get("format") == FORMAT
+
+
+def _within(name: str, value: float, limits: tuple[float, float]) -> None:
+    """Refuse a number that no model has and that would overflow, or never be done."""
+    low, high = limits
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}, expected {low:g} to {high:g}; {REMEDY}")
 
 
 def _without_none(value: Any) -> Any:

@@ -22,6 +22,7 @@ from ensbridge.saving.places import find_model
 from ensbridge.saving.weights import (
     COPY_AGAIN,
     GIVE_SAME,
+    check_values,
     compare,
     digest,
     fill,
@@ -116,7 +117,9 @@ def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collecti
         nets = [on_cpu(build) for build in builds]
         model = description.assemble(nets[0], nets[1:], config)
         compare(there, layout_of(model), description.tied, str(path), remedy)
-        fill(model, {name: file.get_tensor(name) for name in there}, description.tied)
+        tensors = {name: file.get_tensor(name) for name in there}
+        check_values(model, tensors, str(path))
+        fill(model, tensors, description.tied)
     for net in nets:
         follow_dtype(net)
     return model.eval()

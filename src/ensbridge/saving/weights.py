@@ -60,6 +60,7 @@ def pack(model: nn.Module) -> tuple[bytes, dict[str, str]]:
             kept[id(tensor)] = name
             # A copy: tensors that share memory otherwise, as views do, are refused by safetensors.
             held[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    check_values(model, held, "this model")
     # One entry of metadata at most: with several, their order in the file would change from run to run.
     return save(held, {"format": "pt"}), tied
 
@@ -120,6 +121,23 @@ def compare(
     for name in there:
         if name not in here:
             raise ValueError(f"{where} has {short(name)}, which the model has not; {remedy}")
+
+
+def check_values(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse values for a model with which it predicts nothing: nan anywhere, infinity in a weight.
+
+    In a buffer infinity is let through: masks hold it.
+    """
+    weights = {
+        name for name, each in _tensors(model, keep_vars=True).items() if isinstance(each, nn.Parameter)
+    }
+    for name, tensor in tensors.items():
+        wrong = tensor[~tensor.isfinite()] if name in weights else tensor[tensor.isnan()]
+        if len(wrong):
+            raise ValueError(
+                f"{where}: {short(name)} holds {wrong[0].item()}, with which nothing can be predicted; train "
+                "it again"
+            )
 
 
 @torch.no_grad()
