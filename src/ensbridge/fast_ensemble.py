@@ -150,7 +150,8 @@ class FastEnsemble(nn.Module):
         `class_names` are the model's own unless given. A source of a class that is not ensbridge's can be
         loaded without being passed again if `build="package.models:make_net"` names the class or function
         that, with `arguments` in JSON's types, builds it. A `model.onnx` or `model.pt2` of the model that is
-        replaced is removed.
+        replaced is removed. While one process saves into a folder, another is refused; an empty `.lock` that
+        this takes stays behind, and is no part of the model.
 
         >>> import tempfile
         >>> from ensbridge.nets import ResNet, ScoreNet
@@ -158,7 +159,7 @@ class FastEnsemble(nn.Module):
         >>> fast = FastEnsemble(ResNet((1,), (8,), 3, stem=8), [Bridge(score)], feature="stages.0.0")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     fast.save(folder, image_shape=(3, 8, 8))
-        ...     sorted(path.name for path in Path(folder).iterdir())
+        ...     sorted(path.name for path in Path(folder).glob("[!.]*"))
         ['README.md', 'config.json', 'model.safetensors']
         """
         from ensbridge.saving import save

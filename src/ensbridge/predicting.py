@@ -234,6 +234,6 @@ def _predict(fast: FastEnsemble, images: Tensor) -> list[Prediction | None]:
         return _predictions(fast, images)
     except RuntimeError as error:  # whatever a network makes of an image that is not for it
         raise ValueError(
-            f"the model cannot take images of shape {tuple(images.shape[1:])} ({one_line(error)}); give theirs, such as "
-            "--image-shape 3,32,32"
+            f"the model cannot take images of shape {tuple(images.shape[1:])} ({one_line(error)}); give "
+            "theirs, such as --image-shape 3,32,32"
         ) from error

@@ -13,7 +13,7 @@ from torch import nn
 
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.fidelity import Fidelity
-from ensbridge.files import open_folder, read_json, write_atomically
+from ensbridge.files import locked, open_folder, read_json, write_atomically
 from ensbridge.nets import Preprocessed
 from ensbridge.saving.architecture import Architecture, by_recipe, on_cpu, on_meta
 from ensbridge.saving.card import MARK, write_card
@@ -38,6 +38,7 @@ WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # Where new weights wait for the description that makes them valid.
 PENDING = f".{WEIGHTS}.new"
 EXPORTS = ("model.onnx", "model.pt2")
+TRIES = 5  # at loading, while somebody saves
 
 
 def save(
@@ -61,14 +62,17 @@ def save(
     description = Description.of(fast, source, hashlib.sha256(weights).hexdigest(), tied, facts)
     card = write_card(fast, description, scores)
     place = open_folder(folder)
-    _make_way(place)
-    # config.json names its weights by their digest: the moment it is replaced, so is the model.
-    write_atomically(place / PENDING, weights)
-    write_atomically(place / CARD, card.encode())
-    write_atomically(place / CONFIG, description.to_json().encode())
-    os.replace(place / PENDING, place / WEIGHTS)
-    for name in EXPORTS:  # of the model that is gone
-        (place / name).unlink(missing_ok=True)
+    _check_ours(place)  # before the lock, which leaves a file there
+    with locked(place):
+        _check_ours(place)
+        _finish_interrupted(place)
+        # config.json names its weights by their digest: the moment it is replaced, so is the model.
+        write_atomically(place / PENDING, weights)
+        write_atomically(place / CARD, card.encode())
+        write_atomically(place / CONFIG, description.to_json().encode())
+        os.replace(place / PENDING, place / WEIGHTS)
+        for name in EXPORTS:  # of the model that is gone
+            (place / name).unlink(missing_ok=True)
 
 
 def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collection[str] = ()) -> FastEnsemble:
@@ -95,6 +99,23 @@ def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collecti
     True
     """
     place = find_model(folder)
+    allowed = [allow] if isinstance(allow, str) else list(allow)
+    for _ in range(TRIES):
+        before = _stamps(place)
+        try:
+            model = _load(place, source, allowed)
+        except ValueError:
+            if _stamps(place) == before:
+                raise
+        else:
+            if _stamps(place) == before:
+                return model
+        # Somebody saved in between: what was read may be parts of two models.
+    raise ValueError(f"{place} is being written to again and again; load it when that has ended")
+
+
+def _load(place: Path, source: nn.Module | None, allowed: Collection[str]) -> FastEnsemble:
+    """Load from a folder that nobody writes to meanwhile."""
     config = place / CONFIG
     if not config.is_file():
         what = (
@@ -102,7 +123,6 @@ def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collecti
         )
         raise ValueError(f"{place} {what}; give a folder that FastEnsemble.save wrote")
     description = read_description(config)
-    allowed = [allow] if isinstance(allow, str) else list(allow)
     if source is not None:
         _check_source(source, description)
     builds = description.networks(source, allowed, config)
@@ -125,19 +145,35 @@ def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collecti
     return model.eval()
 
 
-def _make_way(place: Path) -> None:
-    """Refuse to overwrite what is not ours, and finish what a kill may have left."""
-    config, card, pending = place / CONFIG, place / CARD, place / PENDING
+def _stamps(place: Path) -> list[tuple[int, int, int] | None]:
+    """By what a replaced file is known, for the files that make a model."""
+    found: list[tuple[int, int, int] | None] = []
+    for name in (CONFIG, WEIGHTS, PENDING):
+        try:
+            status = (place / name).stat()
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:  # none is there, or none that can be read, as loading will say
+            found.append(None)
+    return found
+
+
+def _check_ours(place: Path) -> None:
+    """Refuse to overwrite what is not ours."""
+    config, card = place / CONFIG, place / CARD
     if card.exists() and not card.read_bytes().startswith(MARK.encode()):
         raise ValueError(f"{card} is not the card of a saved model; choose another folder")
     if not config.exists():
         if (place / WEIGHTS).exists():
             raise ValueError(f"{place} holds a {WEIGHTS} without its {CONFIG}; choose another folder")
         return
-    there = read_json(config)
-    if not is_ours(there):
+    if not is_ours(read_json(config)):
         raise ValueError(f"{config} describes no saved model; choose another folder")
-    if pending.is_file() and digest(pending) == there.get("sha256"):
+
+
+def _finish_interrupted(place: Path) -> None:
+    """Give weights their name whose description was written before a kill."""
+    config, pending = place / CONFIG, place / PENDING
+    if config.exists() and pending.is_file() and digest(pending) == read_json(config).get("sha256"):
         os.replace(pending, place / WEIGHTS)
 
 
@@ -170,5 +206,5 @@ def _check_source(source: nn.Module, description: Description) -> None:
         warnings.warn(
             f"the saved source was a {saved}, the given one is a {type(source).__name__}; check that they "
             "compute the same",
-            stacklevel=3,
+            stacklevel=4,
         )
