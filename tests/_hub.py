@@ -25,6 +25,9 @@ class Hub:
     private: dict[str, bool] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     stored: Files = field(default_factory=dict)  # large files by digest, before their commit
+    sizes: dict[str, int | None] = field(
+        default_factory=dict
+    )  # what is said of a file's size, if not the truth
     refuse: dict[str, tuple[int, str]] = field(default_factory=dict)  # part of a path: status, error code
 
     def commit(self, name: str, files: Files) -> str:
@@ -70,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             for part, (status, code) in self.hub.refuse.items():
                 if part in path:
-                    raise Answer(status, {"error": "refused"}, code)
+                    raise Answer(status, {"error": "refused\x1b[2J"}, code)
             parts = path.split("/")
             if parts[0] == "api":
                 self.api(parts[1:], sent)
@@ -125,7 +128,10 @@ class Handler(BaseHTTPRequestHandler):
                 for path, content in found[1].items()
             ]
             raise Answer(200, tree)
-        siblings = [{"rfilename": path} for path in found[1]]
+        siblings = [
+            {"rfilename": path, "size": self.hub.sizes.get(path, len(content))}
+            for path, content in found[1].items()
+        ]
         raise Answer(200, {"id": name, "sha": found[0], "siblings": siblings})
 
     def committed(self, sent: bytes) -> Files:

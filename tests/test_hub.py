@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 import ensbridge as eb
 from _hub import Hub, serving
 from _saving import FILES, assert_same, change, contents, foreign, model, put
+from ensbridge.saving import hub as saving_hub
 from ensbridge.saving.hub import fetch, push
 
 NAME = "someone/digits"
@@ -54,7 +56,7 @@ def refusal(*arguments: object, **options: object) -> str:
     """The sentence with which `push`, or with one argument `fetch`, refuses."""
     with pytest.raises(ValueError) as refused:
         (fetch if len(arguments) == 1 else push)(*arguments, **options)  # type: ignore[operator]
-    assert "\n" not in str(refused.value)
+    assert str(refused.value).isprintable()
     return str(refused.value)
 
 
@@ -170,6 +172,50 @@ def test_what_was_changed_on_the_hub_is_not_loaded(hub: Hub, folder: Path) -> No
     hub.commit(NAME, {"model.safetensors": bytes(weights)})
     with pytest.raises(ValueError, match=r"is not the file that config.json was written with"):
         eb.load(fetch(f"hf:{NAME}"))
+
+
+@pytest.mark.parametrize(
+    ("file", "size"),
+    [("model.safetensors", 2**37), ("config.json", 2**21), ("README.md", 2**21), ("model.safetensors", None)],
+)
+def test_files_of_a_size_that_no_model_has_are_not_downloaded(
+    file: str, size: int | None, hub: Hub, folder: Path
+) -> None:
+    push(folder, NAME)
+    hub.sizes[file] = size
+    words = refusal(f"hf:{NAME}")
+    assert file in words
+    assert "no size" in words if size is None else f"{size:,} bytes" in words
+    assert not any("resolve" in each for each in hub.asked)
+    hub.sizes = {"notes.bin": 2**50}  # which is not downloaded
+    hub.commit(NAME, {"notes.bin": b""})
+    fetch(f"hf:{NAME}")
+
+
+def test_a_version_that_came_between_is_looked_at_as_well(
+    hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(folder, NAME)
+    real = saving_hub._listed
+
+    def pushed_meanwhile(*arguments: Any) -> Any:
+        found = real(*arguments)
+        if len(hub.repos[NAME]) == 1:
+            hub.commit(NAME, {"more.txt": b""})
+            hub.sizes["model.safetensors"] = 2**37
+        return found
+
+    monkeypatch.setattr(saving_hub, "_listed", pushed_meanwhile)
+    assert "bytes" in refusal(f"hf:{NAME}")
+    assert not any("resolve" in each and "safetensors" in each for each in hub.asked)
+
+
+def test_a_description_too_large_for_ours_is_another_models(hub: Hub, folder: Path) -> None:
+    push(folder, NAME)
+    hub.asked.clear()
+    hub.sizes["config.json"] = 2**40
+    assert "holds a model that is not ensbridge's" in refusal(folder, NAME)
+    assert not any("resolve" in each for each in hub.asked)
 
 
 @pytest.mark.parametrize("missing", FILES)

@@ -339,6 +339,12 @@ def test_any_truncation_and_any_foreign_file_is_noticed(place: Path) -> None:
     refused(place, "holds no model.safetensors")
 
 
+def test_a_file_of_weights_beyond_any_model_is_not_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "LARGEST_WEIGHTS", 100)
+    monkeypatch.setattr(folder, "digest", lambda path: pytest.fail("it was read"))
+    refused(place, "model.safetensors has more than 100 bytes")
+
+
 def test_no_pickle_is_ever_read(place: Path, tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:

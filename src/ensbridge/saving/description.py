@@ -20,7 +20,7 @@ from ensbridge.saving.architecture import OURS, Architecture, Build
 from ensbridge.saving.reading import REMEDY, read, short
 
 FORMAT, VERSION = "ensbridge.FastEnsemble", 1
-_LARGEST = 2**20  # bytes of config.json; those of real models have a few thousand
+LARGEST_CONFIG = 2**20  # bytes of config.json; those of real models have a few thousand
 LARGEST_IMAGE = 2**24  # numbers in one image: 2048 × 2048 pixels of four channels
 MOST_SIZES = 8  # of an image's shape
 MOST_MEMBERS, MOST_BRIDGES, MOST_STEPS = 1000, 64, 1000  # a file that asks for more would never be done
@@ -216,8 +216,8 @@ def read_description(path: Path) -> Description:
     """Read and check a `config.json`."""
     try:
         size = path.stat().st_size
-        if size > _LARGEST:
-            raise ValueError(f"{path} has {size} bytes, a model's has under {_LARGEST}; {REMEDY}")
+        if size > LARGEST_CONFIG:
+            raise ValueError(f"{path} has {size} bytes, a model's has under {LARGEST_CONFIG}; {REMEDY}")
         raw = read_json(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}); check its permissions") from error

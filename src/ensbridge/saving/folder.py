@@ -22,6 +22,7 @@ from ensbridge.saving.places import find_model
 from ensbridge.saving.weights import (
     COPY_AGAIN,
     GIVE_SAME,
+    LARGEST_WEIGHTS,
     check_values,
     compare,
     digest,
@@ -181,10 +182,12 @@ def _weights_of(place: Path, sha256: str) -> Path:
     """The file of weights that a description belongs to."""
     there = [path for path in (place / WEIGHTS, place / PENDING) if path.is_file()]
     for path in there:
-        if digest(path) == sha256:
+        if path.stat().st_size <= LARGEST_WEIGHTS and digest(path) == sha256:
             return path
     if place / WEIGHTS not in there:
         raise ValueError(f"{place} holds no {WEIGHTS}; {COPY_AGAIN}")
+    if (place / WEIGHTS).stat().st_size > LARGEST_WEIGHTS:
+        raise ValueError(f"{place / WEIGHTS} has more than {LARGEST_WEIGHTS:,} bytes; {COPY_AGAIN}")
     raise ValueError(
         f"{place / WEIGHTS} is not the file that {CONFIG} was written with: truncated, damaged or another "
         f"model's; {COPY_AGAIN}"

@@ -6,8 +6,8 @@ From the hub come files, never code: what is downloaded is loaded as any strange
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,16 +15,19 @@ from typing import Any
 
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import read_json
-from ensbridge.saving.description import is_ours, read_description
+from ensbridge.saving.description import LARGEST_CONFIG, is_ours, read_description
 from ensbridge.saving.folder import CARD, CONFIG, WEIGHTS, save
 from ensbridge.saving.places import HUB
-from ensbridge.saving.weights import digest
+from ensbridge.saving.weights import LARGEST_WEIGHTS, digest
+from ensbridge.words import one_line
 
 # The hub's own rule, so that a wrong name is refused before anything is sent.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?!.*(?:--|\.\.))(?!.*\.git$)(?=.{{1,96}}$){_PART}/{_PART}", re.ASCII)
 _REVISION = re.compile(r"(?!.*(?:\.\.|//))[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,199}", re.ASCII)
 _LOG_IN = "log in with `hf auth login`, or pass token="
+# Bytes of the files that make a model; no others are ever downloaded.
+LIMITS = {CONFIG: LARGEST_CONFIG, CARD: LARGEST_CONFIG, WEIGHTS: LARGEST_WEIGHTS}
 _FOLDER = '"path/to/this/folder"'  # where a card says what to load
 
 
@@ -73,18 +76,53 @@ def fetch(address: str, token: str | None = None) -> Path:
         raise ValueError(f"{address!r} names no version; give a branch, a tag or a commit behind the '@'")
     hub = _library()
     options = {"token": token, **_who()}
-    with _in_words(name, "read", version):
-        # Its description first: another kind of model may have gigabytes of weights.
-        place = Path(
-            hub.snapshot_download(name, revision=version or None, allow_patterns=[CONFIG], **options)
-        )
+    api = hub.HfApi(**options)
+
+    def download(revision: str, files: Iterable[str], **more: bool) -> Path:
+        with _in_words(name, "read", version):
+            found = hub.snapshot_download(
+                name, revision=revision or None, allow_patterns=list(files), **options, **more
+            )
+        return Path(found)
+
+    try:
+        with _in_words(name, "read", version):
+            commit, sizes = _listed(api, name, version)
+    except ValueError:
+        with suppress(ValueError):  # what is not in the cache either is not there for the first reason
+            return download(version, LIMITS, local_files_only=True)
+        raise
+    _check_sizes(name, sizes)
+    # Its description first: another kind of model may have gigabytes of weights.
+    place = download(version, [CONFIG])
     if not (place / CONFIG).is_file():
         raise ValueError(f"{name} on the hub holds no {CONFIG}; give a repository that ensbridge.push wrote")
     read_description(place / CONFIG)
-    with _in_words(name, "read", version):
-        # The folder has the commit's name: the rest is of the same version, whatever is pushed meanwhile.
-        hub.snapshot_download(name, revision=place.name, allow_patterns=[WEIGHTS, CONFIG, CARD], **options)
+    # The folder has the commit's name: the rest is of the same version, whatever is pushed meanwhile.
+    if place.name != commit:
+        with _in_words(name, "read", version):
+            sizes = _listed(api, name, place.name)[1]
+        _check_sizes(name, sizes)
+    download(place.name, LIMITS)
     return place
+
+
+def _listed(api: Any, name: str, version: str) -> tuple[str, dict[str, int | None]]:
+    """A version's commit, and the sizes of its files as the hub says them."""
+    info = api.model_info(name, revision=version or None, files_metadata=True)
+    return info.sha, {each.rfilename: each.size for each in info.siblings or ()}
+
+
+def _check_sizes(name: str, sizes: Mapping[str, int | None]) -> None:
+    """Refuse, before anything is downloaded, a file that is larger than any model's."""
+    for file, limit in LIMITS.items():
+        size = sizes.get(file, 0)
+        if size is None or size > limit:
+            has = "no size" if size is None else f"{size:,} bytes"
+            raise ValueError(
+                f"{file} of {name} on the hub has {has}, a model's has at most {limit:,} bytes; give a "
+                "repository that ensbridge.push wrote"
+            )
 
 
 def _check_name(name: str) -> None:
@@ -130,9 +168,11 @@ def _whole_model(folder: Path, name: str) -> dict[str, bytes | str]:
 
 def _holds_another_model(api: Any, name: str) -> bool:
     """Whether a repository has a model that is not ours: whoever loads that would find it gone."""
-    there = {CONFIG, WEIGHTS}.intersection(api.list_repo_files(name))
-    if CONFIG not in there:
-        return bool(there)
+    sizes = _listed(api, name, "")[1]
+    if CONFIG not in sizes:
+        return WEIGHTS in sizes
+    if (sizes[CONFIG] or 0) > LIMITS[CONFIG]:
+        return True
     try:
         return not is_ours(read_json(Path(api.hf_hub_download(name, CONFIG))))
     except ValueError:  # no JSON
@@ -148,9 +188,9 @@ def _in_words(name: str, what: str, version: str = "") -> Iterator[None]:
         raise ValueError(_sentence(error, name, what, version)) from error
 
 
-def _sentence(error: BaseException, name: str, what: str, version: str) -> str:
+def _sentence(error: Exception, name: str, what: str, version: str) -> str:
     errors = import_module("huggingface_hub.errors")
-    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # it was not in the cache either; what matters is why it was not downloaded
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.GatedRepoError):
@@ -166,8 +206,7 @@ def _sentence(error: BaseException, name: str, what: str, version: str) -> str:
         return f"the hub does not let you {what} {name}; {_LOG_IN}"
     if isinstance(error, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError):
         return f"{name} is not in the cache and the hub is switched off; unset HF_HUB_OFFLINE"
-    text = " ".join(str(error).split()) or type(error).__name__
-    text = text if len(text) <= 200 else text[:199] + "…"
+    text = one_line(error)
     if isinstance(error, ValueError):
         return f"the hub refuses {name} ({text}); correct that and try again"
     if status is not None:

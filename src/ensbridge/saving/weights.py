@@ -27,6 +27,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+LARGEST_WEIGHTS = 2**36  # bytes of the file; those of the largest classifiers have half of that
 COPY_AGAIN = "copy the whole folder again, or save the model again"
 GIVE_SAME = "give the source as it was saved, or copy the whole folder again"
 
