@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -320,6 +321,35 @@ def test_tensors_cannot_be_tied_to_what_is_none_of_their_kind(place: Path) -> No
 def test_what_is_no_safetensors_file_is_refused(content: bytes, place: Path) -> None:
     vouch(place, content)
     refused(place, "model.safetensors (is no whole safetensors file|has no)")
+
+
+def header(**tensors: Any) -> bytes:
+    """A safetensors file of eight bytes under a header."""
+    text = json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(8)
+
+
+PLAIN = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header(**{"\x1b[2J": PLAIN | {"data_offsets": [4, 12]}}),
+        header(a=PLAIN | {"dtype": "\x1b[2J"}),
+        header(a=PLAIN | {"shape": [2**63, 4]}),
+        header(a=PLAIN | {"shape": [-2]}),
+        header(a=PLAIN | {"shape": "2"}),
+        header(a=PLAIN | {"dtype": "F6_E2M3"}),
+        header(a=PLAIN | {"data_offsets": [8, 0]}),
+        header(a=PLAIN, b=PLAIN | {"shape": [0, 2**62], "data_offsets": [8, 8]}),
+        header(a=PLAIN, __metadata__={"\x1b[2J": "\x1b[2J"}),
+        header(__metadata__=3),
+    ],
+)
+def test_a_hostile_header_is_refused(content: bytes, place: Path) -> None:
+    vouch(place, content)
+    refused(place, "model.safetensors (is no whole safetensors file|has no)|far more tensors")
 
 
 def test_any_truncation_and_any_foreign_file_is_noticed(place: Path) -> None:

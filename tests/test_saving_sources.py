@@ -100,7 +100,7 @@ def test_a_network_that_ties_what_was_not_tied_is_refused(tmp_path: Path) -> Non
     apart = Tied()
     apart.second.weight = nn.Parameter(torch.zeros(3, 3))
     FastEnsemble(apart, [bridge()], "map").save(tmp_path)
-    with pytest.raises(ValueError, match=r"source\.\S+ did not keep its saved values"):
+    with pytest.raises(ValueError, match=r'"source\.\S+" did not keep its saved values'):
         eb.load(tmp_path, source=Tied())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import ensbridge as eb
 from _saving import FILES, assert_same, bridge, contents, foreign, model
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import locked
+from ensbridge.methods.bridge_network import FeatureBridge
 from ensbridge.saving import folder as folder_module
 from ensbridge.saving.folder import CARD, CONFIG, PENDING
 
@@ -133,3 +135,93 @@ def test_a_model_that_is_replaced_again_and_again_is_refused_in_the_end(
     monkeypatch.setattr(folder_module, "layout_of_file", replacing)
     with pytest.raises(ValueError, match="is being written"):
         eb.load(tmp_path)
+
+
+# ------------------------------------------------------------------------------ randomness
+
+SEEDING = """
+import torch
+from torch import nn
+import _tiny
+
+class Seeded(nn.Sequential):
+    def __init__(self):
+        torch.manual_seed(3)
+        super().__init__(*_tiny.batch_norm_member())
+        self.register_buffer("directions", torch.randn(3), persistent=False)
+
+    def forward(self, images):
+        for module in self.children():
+            images = module(images)
+        return images * self.directions
+"""
+
+
+@pytest.fixture
+def seeding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FastEnsemble, dict[str, Any]]:
+    """A source that seeds the global generator and draws a buffer that is not saved, and how it is built."""
+    name = f"seeding_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(SEEDING)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = importlib.import_module(name).Seeded()
+    return FastEnsemble(source, [bridge()], "0").eval(), {"build": f"{name}:Seeded"}
+
+
+def load_in_threads(place: Path, allow: str, count: int = 8) -> list[FastEnsemble]:
+    """The models that as many threads load at once."""
+    start, loaded = threading.Barrier(count), []
+
+    def load() -> None:
+        start.wait(timeout=60)
+        loaded.append(eb.load(place, allow=[allow]))
+
+    threads = [threading.Thread(target=load) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loaded) == count
+    return loaded
+
+
+def test_networks_of_ours_are_loaded_without_a_draw_from_the_global_generator(tmp_path: Path) -> None:
+    fast = model(FeatureBridge(_tiny.tail(_tiny.member())), bridge())
+    fast.save(tmp_path)
+    torch.manual_seed(5)
+    expected = [torch.rand(1).item() for _ in range(20_000)]
+    torch.manual_seed(5)
+    loaded: list[FastEnsemble] = []
+    threads = [threading.Thread(target=lambda: loaded.append(eb.load(tmp_path))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    drawn = [torch.rand(1).item() for _ in range(10_000)]  # while they load
+    for thread in threads:
+        thread.join()
+    drawn += [torch.rand(1).item() for _ in range(10_000)]
+    assert drawn == expected
+    assert len(loaded) == 8
+    for each in loaded:
+        assert_same(each, fast)
+
+
+def test_threads_that_load_at_once_leave_the_random_state_as_it_was(
+    seeding: tuple[FastEnsemble, dict[str, Any]], tmp_path: Path
+) -> None:
+    fast, recipe = seeding
+    fast.save(tmp_path / "model", **recipe)
+    before = torch.get_rng_state()
+    loaded = load_in_threads(tmp_path / "model", recipe["build"])
+    assert torch.equal(torch.get_rng_state(), before)
+    for each in loaded:
+        assert_same(each, fast)  # the buffer that was drawn, too
+
+
+def test_a_source_that_seeds_leaves_the_random_state_alone(
+    seeding: tuple[FastEnsemble, dict[str, Any]], tmp_path: Path
+) -> None:
+    fast, recipe = seeding
+    before = torch.get_rng_state()
+    fast.save(tmp_path / "model", **recipe)
+    assert torch.equal(torch.get_rng_state(), before)
+    eb.load(tmp_path / "model", allow=[recipe["build"]])
+    assert torch.equal(torch.get_rng_state(), before)

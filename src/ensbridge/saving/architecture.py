@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ensbridge.nets import MapScore, Preprocessed, ResNet, ScoreNet, Tail, TokenScore
 from ensbridge.saving.reading import REMEDY, read_arguments, short
@@ -67,8 +70,9 @@ class Architecture:
             if ours is Tail:  # whose source is described by arguments of its own
                 plan = arguments.get("source", {})
                 arguments["source"] = read_arguments(ResNet, plan, f"{where}.arguments.source")
-            return _careful(ours, arguments, f"{where} ({self.build})")
-        return _careful(_find(self.build, allow, where), self.arguments, f"{where} ({self.build})")
+            return _careful(ours, arguments, f"{where} ({self.build})", _Undrawn)
+        build = _find(self.build, allow, where)
+        return _careful(build, self.arguments, f"{where} ({self.build})", _same_random_state)
 
 
 def same_plan(one: nn.Module, other: nn.Module) -> bool:
@@ -129,17 +133,48 @@ def on_meta(build: Build, limit: int) -> nn.Module:
 
 
 def on_cpu(build: Build) -> nn.Module:
-    """Build in memory; the global random state is afterwards as it was before."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    """Build in memory."""
+    with torch.device("cpu"):
         return build()
 
 
-def _careful(build: Callable[..., object], arguments: Mapping[str, Any], where: str) -> Build:
-    """A builder whose every failure is one sentence."""
+class _Undrawn(TorchDispatchMode):
+    """Leaves weights undrawn in this thread: a file replaces them, and the global generator is the caller's.
+
+    For networks of ours, in which nothing else is random.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func in _DRAWS else func(*args, **(kwargs or {}))
+
+
+_DRAWS = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
+_RANDOM_STATE = threading.RLock()
+
+
+@contextmanager
+def _same_random_state() -> Iterator[None]:
+    """Bring the global random state back, which another's constructor may draw from, or seed.
+
+    One at a time: two threads would each bring back what the other left. A thread that draws meanwhile for
+    reasons of its own is not kept from it.
+    """
+    with _RANDOM_STATE, torch.random.fork_rng(devices=[]):
+        yield
+
+
+def _careful(
+    build: Callable[..., object],
+    arguments: Mapping[str, Any],
+    where: str,
+    around: Callable[[], AbstractContextManager[object]],
+) -> Build:
+    """A builder that works inside a context, and whose every failure is one sentence."""
 
     def made() -> nn.Module:
         try:
-            net = build(**arguments)
+            with around():
+                net = build(**arguments)
         except Exception as error:  # whatever a constructor makes of values it was never meant for
             raise ValueError(
                 f"{where} cannot be built ({one_line(error)}); give the arguments that built it, or leave "

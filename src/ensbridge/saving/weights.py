@@ -14,6 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ensbridge.saving.reading import short
+from ensbridge.words import one_line
 
 _DTYPES = {
     "F64": torch.float64,
@@ -85,7 +86,7 @@ def opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is no whole safetensors file ({error}); {COPY_AGAIN}") from error
+        raise ValueError(f"{path} is no whole safetensors file ({one_line(error)}); {COPY_AGAIN}") from error
 
 
 def layout_of_file(file: Any) -> Layout:
@@ -154,7 +155,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str
     for name, found in _tensors(model).items():
         if not _equal(found, wanted[name]):
             raise ValueError(
-                f"{name} did not keep its saved values: the network ties it to another tensor, or makes it "
+                f"{short(name)} did not keep its saved values: the network ties it to another tensor, or makes it "
                 "anew; give the source as it was saved"
             )
 
