@@ -236,6 +236,15 @@ def test_a_layer_of_torch_is_allowed_with_it(build: str) -> None:
     assert isinstance(plan.builder(["torch"], "the source")(), nn.Linear)
 
 
+@pytest.mark.parametrize("more", [{"device": "cpu"}, {"bias": [{"deep": {"device": "cuda"}}]}])
+def test_a_file_does_not_say_where_memory_is_taken(more: dict[str, Any], tmp_path: Path) -> None:
+    # Built without memory at first, a layer whose device is given would take some all the same.
+    place = asking(tmp_path, "torch.nn:Linear", {"in_features": 4, "out_features": 3, **more})
+    for allow in ("torch", "torch.nn:Linear"):
+        with pytest.raises(ValueError, match="arguments name a device"):
+            eb.load(place, allow=[allow])
+
+
 @pytest.mark.parametrize("allow", [["ensbridge"], ["ensbridge.saving.folder:load", "ensbridge:load"]])
 @pytest.mark.parametrize("build", ["ensbridge.saving.folder:load", "ensbridge:load"])
 def test_a_model_cannot_load_another_with_permissions_of_its_own(

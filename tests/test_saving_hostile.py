@@ -16,7 +16,7 @@ from torch import Tensor
 
 import ensbridge as eb
 from _saving import change, contents, model, put
-from ensbridge.saving import folder
+from ensbridge.saving import folder, weights
 from ensbridge.saving.weights import digest
 
 # ------------------------------------------------------------------------------ hostile descriptions
@@ -350,6 +350,11 @@ PLAIN = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 def test_a_hostile_header_is_refused(content: bytes, place: Path) -> None:
     vouch(place, content)
     refused(place, "model.safetensors (is no whole safetensors file|has no)|far more tensors")
+
+
+def test_more_tensors_than_any_network_has_are_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "MOST_TENSORS", 3)
+    refused(place, r"model.safetensors has \d+ tensors, a model's has at most 3")
 
 
 def test_any_truncation_and_any_foreign_file_is_noticed(place: Path) -> None:

@@ -128,9 +128,9 @@ def test_a_model_that_is_replaced_again_and_again_is_refused_in_the_end(
     fast.save(tmp_path)
     real = folder_module.layout_of_file
 
-    def replacing(file: Any) -> Any:
+    def replacing(*arguments: Any) -> Any:
         fast.save(tmp_path)
-        return real(file)
+        return real(*arguments)
 
     monkeypatch.setattr(folder_module, "layout_of_file", replacing)
     with pytest.raises(ValueError, match="is being written"):

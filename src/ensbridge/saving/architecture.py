@@ -71,6 +71,8 @@ class Architecture:
                 plan = arguments.get("source", {})
                 arguments["source"] = read_arguments(ResNet, plan, f"{where}.arguments.source")
             return _careful(ours, arguments, f"{where} ({self.build})", _Undrawn)
+        if _names_device(self.arguments):  # with one, a layer takes memory before anything is compared
+            raise ValueError(f"{where}.arguments name a device; leave it out, networks are built on the CPU")
         build = _find(self.build, allow, where)
         return _careful(build, self.arguments, f"{where} ({self.build})", _same_random_state)
 
@@ -185,6 +187,20 @@ def _careful(
         return net
 
     return made
+
+
+def _names_device(arguments: Mapping[str, Any]) -> bool:
+    """Whether decoded JSON has the key "device" anywhere."""
+    left: list[Any] = [arguments]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            if "device" in each:
+                return True
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return False
 
 
 def _find(build: str, allow: Collection[str], where: str) -> Callable[..., object]:

@@ -129,7 +129,7 @@ def _load(place: Path, source: nn.Module | None, allowed: Collection[str]) -> Fa
     builds = description.networks(source, allowed, config)
     path = _weights_of(place, description.sha256)
     with opened(path) as file:
-        there = layout_of_file(file)
+        there = layout_of_file(file, str(path))
         # First without memory: a description can ask for terabytes, the file shows what there is.
         nets = [on_meta(build, len(there)) for build in builds]
         remedy = COPY_AGAIN if source is None else GIVE_SAME

@@ -29,6 +29,7 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 LARGEST_WEIGHTS = 2**36  # bytes of the file; those of the largest classifiers have half of that
+MOST_TENSORS = 50_000  # as long as a file has more, a description could ask for as many layers
 COPY_AGAIN = "copy the whole folder again, or save the model again"
 GIVE_SAME = "give the source as it was saved, or copy the whole folder again"
 
@@ -89,8 +90,12 @@ def opened(path: Path) -> Iterator[Any]:
         raise ValueError(f"{path} is no whole safetensors file ({one_line(error)}); {COPY_AGAIN}") from error
 
 
-def layout_of_file(file: Any) -> Layout:
+def layout_of_file(file: Any, where: str) -> Layout:
     """What a file has, from its header alone."""
+    if len(file.keys()) > MOST_TENSORS:
+        raise ValueError(
+            f"{where} has {len(file.keys())} tensors, a model's has at most {MOST_TENSORS}; {COPY_AGAIN}"
+        )
     parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     return {
         name: Entry(tuple(part.get_shape()), _DTYPES.get(part.get_dtype())) for name, part in parts.items()
@@ -155,8 +160,8 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str
     for name, found in _tensors(model).items():
         if not _equal(found, wanted[name]):
             raise ValueError(
-                f"{short(name)} did not keep its saved values: the network ties it to another tensor, or makes it "
-                "anew; give the source as it was saved"
+                f"{short(name)} did not keep its saved values: the network ties it to another tensor, or makes "
+                "it anew; give the source as it was saved"
             )
 
 
