@@ -160,8 +160,8 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str
     for name, found in _tensors(model).items():
         if not _equal(found, wanted[name]):
             raise ValueError(
-                f"{short(name)} did not keep its saved values: the network ties it to another tensor, or makes "
-                "it anew; give the source as it was saved"
+                f"{short(name)} did not keep its saved values: the network ties it to another tensor, or "
+                "makes it anew; give the source as it was saved"
             )
 
 
