@@ -267,5 +267,6 @@ def _is_net(found: object) -> bool:
     return inspect.isclass(found) and issubclass(found, nn.Module)
 
 
-def _inside(module: str, packages: Collection[str]) -> bool:
-    return any(module == each or module.startswith(f"{each}.") for each in packages)
+def _inside(module: str | None, packages: Collection[str]) -> bool:
+    """Whether a module is one of these or below one; what was made at run time may have none."""
+    return any(f"{module}.".startswith(f"{each}.") for each in packages)
