@@ -220,6 +220,6 @@ def test_texts_that_are_no_texts_are_named(tmp_path: Path) -> None:
     _sets.write(tmp_path, {**_sets.tiny_files(), "wnids.txt": b"\xff\xfe"})
     with pytest.raises(ValueError, match=r"wnids.txt is no text"):
         read_tiny_imagenet(from_folder(tmp_path), tmp_path, layout=_sets.TINY)
-    _sets.write(tmp_path, {"wnids.txt": b"n" * 300 + b"\nn01\nn02"})
+    _sets.write(tmp_path, {"wnids.txt": b"n" + b"1" * 300 + b"\nn01\nn02"})
     with pytest.raises(ValueError, match=r"cannot be read|is missing"):
         read_tiny_imagenet(from_folder(tmp_path), tmp_path, layout=_sets.TINY)

@@ -50,13 +50,13 @@ def test_a_regular_file_is_opened_and_all_else_refused(tmp_path: Path) -> None:
     for path in (place, tmp_path / "link"):
         with open_regular_file(path, 5) as file:
             assert file.read() == b"12345"
-    with pytest.raises(ValueError, match="file has 5 bytes; at most 4 are read"):
+    with pytest.raises(ValueError, match="file has 5 bytes, and at most 4 are read"):
         open_regular_file(place, 4)
     (tmp_path / "zero").symlink_to("/dev/zero")
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     with pipe(tmp_path / "pipe"):
         for path in (tmp_path, tmp_path / "zero", tmp_path / "pipe", Path("/dev/null")):
-            with pytest.raises(ValueError, match="is a folder, a pipe or a device; give a regular file"):
+            with pytest.raises(ValueError, match="is not a regular file"):
                 open_regular_file(path)
     if before:
         assert len(os.listdir("/proc/self/fd")) == before
@@ -87,7 +87,7 @@ def test_no_pipe_is_read(reader: str, tmp_path: Path) -> None:
     _sets.write(tmp_path, {"labels.npy": b""})
     with (
         pipe(tmp_path / name),
-        pytest.raises(ValueError, match=r"is a folder, a pipe or a device|is missing"),
+        pytest.raises(ValueError, match=r"is not a regular file|is missing"),
     ):
         read(tmp_path / name)
 
@@ -95,14 +95,14 @@ def test_no_pipe_is_read(reader: str, tmp_path: Path) -> None:
 def test_no_pipe_is_read_among_images_nor_beside_arrays(tmp_path: Path) -> None:
     with (
         pipe(images_in(tmp_path / "images") / "dog" / "9.png"),
-        pytest.raises(ValueError, match=r"dog/9.png is a folder, a pipe or a device"),
+        pytest.raises(ValueError, match=r"dog/9.png is not a regular file"),
     ):
         open_splits(tmp_path / "images")
     (tmp_path / "corrupted").mkdir()
     np.save(tmp_path / "corrupted" / "fog.npy", np.zeros((5, 4, 4, 3), np.uint8))
     with (
         pipe(tmp_path / "corrupted" / "labels.npy"),
-        pytest.raises(ValueError, match=r"labels.npy is cut short or no array \(.* is a folder, a pipe"),
+        pytest.raises(ValueError, match=r"labels.npy is cut short or no array \(.* is not a regular file"),
     ):
         read_corrupted(tmp_path / "corrupted", "fog", 1)
 
@@ -111,7 +111,7 @@ def test_a_pipe_is_listed_as_one(tmp_path: Path) -> None:
     with pipe(tmp_path / "mine.npz"):
         found = list_sets(tmp_path)[-1]
     assert (found.name, found.sound) == ("mine.npz", False)
-    assert "is a folder, a pipe or a device" in found.words
+    assert "is not a regular file" in found.words
 
 
 def test_a_link_to_a_device_among_images_is_named(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_link_to_a_device_among_images_is_named(tmp_path: Path) -> None:
     (place / "cat" / "9.png").symlink_to("/dev/zero")
     found = outcome(f"folder.read_image_folder({str(place)!r})")
     assert found.startswith("ValueError: ")
-    assert "9.png is a folder, a pipe or a device" in found
+    assert "9.png is not a regular file" in found
 
 
 def test_a_file_of_a_set_may_be_so_large_and_no_larger(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_file_of_a_set_may_be_so_large_and_no_larger(tmp_path: Path) -> None:
         place = images_in(tmp_path / str(limit)) / name
         with open(place, "wb") as file:
             file.truncate(limit + 1)
-        with pytest.raises(ValueError, match=rf"has {limit + 1:,} bytes; at most {limit:,} are read"):
+        with pytest.raises(ValueError, match=rf"has {limit + 1:,} bytes, and at most {limit:,} are read"):
             read(tmp_path / str(limit))
 
 

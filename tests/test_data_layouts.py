@@ -230,6 +230,7 @@ def test_tiny_imagenet_has_the_last_of_each_class_for_validation(tmp_path: Path)
         ("wnids.txt", None, "wnids.txt is missing"),
         ("wnids.txt", b"n01 n02", "wnids.txt names 2 classes; Tiny ImageNet has 3"),
         ("wnids.txt", b"\xff\xfe", "wnids.txt is no text"),
+        ("wnids.txt", b"n01 n02 ../../n03", "wnids.txt has the class '../../n03'"),
         ("train/n02/images/n02_4.JPEG", None, "n02_4.JPEG is missing"),
         ("train/n02/images/n02_4.JPEG", b"", "n02_4.JPEG is no whole image"),
         ("val/images/val_1.JPEG", b"hello", "val_1.JPEG is no whole image"),

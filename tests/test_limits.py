@@ -21,7 +21,7 @@ from ensbridge.train import FitConfig
 @pytest.mark.parametrize(
     ("assignment", "words"),
     [
-        ("bridge.num_steps=300000000", "num_steps is 300000000; it must be a whole number from 1 to 10,000"),
+        ("bridge.num_steps=300000000", "num_steps is 300000000; it must be a whole number from 1 to 1,000"),
         ("member_fit.batch_size=65537", "batch_size is 65537; it must be at most 65,536"),
         ("member_fit.warmup_steps=1" + "0" * 300, "warmup_steps is 1"),
         ("member_fit.checkpoint_every=1" + "0" * 300, "checkpoint_every is 1"),
@@ -46,9 +46,7 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert BridgeConfig(num_steps=MOST_STEPS).num_steps == MOST_STEPS
     assert FitConfig(epochs=1e6, batch_size=65_536, lr=0.1, warmup_steps=10**9).batch_size == 65_536
     for make in (BridgeSchedule, BridgeConfig):
-        with pytest.raises(
-            ValueError, match="num_steps is 10001; it must be a whole number from 1 to 10,000"
-        ):
+        with pytest.raises(ValueError, match="num_steps is 1001; it must be a whole number from 1 to 1,000"):
             make(num_steps=MOST_STEPS + 1)
 
 

@@ -221,7 +221,7 @@ def test_dictionaries_that_hold_themselves_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
 def test_no_pipe_is_read_for_weights(name: str, tmp_path: Path) -> None:
-    with pipe(tmp_path / name), pytest.raises(ValueError, match=r"\(.* is a folder, a pipe or a device"):
+    with pipe(tmp_path / name), pytest.raises(ValueError, match=r"\(.* is not a regular file"):
         eb.Ensemble.from_files([tmp_path / name], _tiny.member)
 
 
@@ -243,6 +243,6 @@ def test_names_in_a_file_are_shown_without_what_a_terminal_obeys(tmp_path: Path)
     torch.save({"\x1b[2Jgone" + "x" * 10_000: torch.zeros(1)}, tmp_path / "net.pt")
     with pytest.raises(ValueError) as refused:
         eb.Ensemble.from_files([tmp_path / "net.pt"], lambda: nn.Linear(1, 1))
-    assert "it also holds [2Jgone" in str(refused.value)
+    assert r"it also holds \x1b[2Jgone" in str(refused.value)
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 600

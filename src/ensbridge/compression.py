@@ -243,7 +243,7 @@ def _epochs_begun(run_dir: Path | str | None) -> float | None:
         return None
     try:
         return float(read_json(config)["fit"]["epochs"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"{config} is not of a run of compress; choose another folder") from error
 
 

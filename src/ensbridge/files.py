@@ -1,4 +1,4 @@
-"""Files and folders: written whole or not at all, read only where they are plain files. No torch here."""
+"""Files and folders: written whole or not at all, read only where they are regular files. No torch here."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 REMEDY = "restore it, or choose another folder"
 MOST_JSON = 64 * 2**20  # bytes of a JSON file; those of runs and models have a few MB
 _TEMPORARY = re.compile(r"\.ensbridge-[0-9a-f]{16}\.tmp")
-# What opening a link, a folder or a pipe ends with where a plain file is expected.
-_NOT_PLAIN = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+# What opening a link, a folder or a pipe ends with where a regular file is expected.
+_NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
 
 # ------------------------------------------------------------------------------------------ writing
@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     A link at `path` is replaced, not followed.
     """
-    with _errors_name(path):
+    with errors_name(path):
         temporary, file = _open_temporary(path.parent)
         try:
             with file:
@@ -54,28 +54,33 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a plain file, which is made if it is not there."""
-    with _errors_name(path), open(path, "ab", opener=plain_file) as file:
+    """Add a line to a regular file, which is made if it is not there."""
+    with errors_name(path), open(path, "ab", opener=nofollow) as file:
         file.write(f"{line}\n".encode())
 
 
-def plain_file(path: str, flags: int) -> int:
-    """An `opener` for `open` that follows no link and refuses what is not a plain file.
+def nofollow(path: str, flags: int) -> int:
+    """An `opener` for `open` that follows no link and refuses what is not a regular file.
 
-    >>> open("/dev/null", "w", opener=plain_file)  # doctest: +ELLIPSIS
+    >>> open("/dev/null", "w", opener=nofollow)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: /dev/null is not a plain file but a link, folder, pipe or device; ...
+    ValueError: /dev/null is not a regular file but a link, folder, pipe or device; ...
     """
-    return _open_plain(path, flags | os.O_NOFOLLOW, "delete it, or choose another folder")
+    return _open_regular(path, flags | os.O_NOFOLLOW, "delete it, or choose another folder")
 
 
-def _open_plain(path: str, flags: int, remedy: str) -> int:
-    refused = ValueError(f"{path} is not a plain file but a link, folder, pipe or device; {remedy}")
+def _open_regular(path: Path | str, flags: int, remedy: str) -> int:
+    """A descriptor of a regular file, or ValueError.
+
+    A pipe keeps its reader waiting, a device may never end, and a link may lead anywhere. What was opened is
+    what is looked at, so that nothing can take its place in between; without O_NONBLOCK, opening a pipe would
+    already wait.
+    """
+    refused = ValueError(f"{path} is not a regular file but a link, folder, pipe or device; {remedy}")
     try:
-        # Without blocking, as a pipe would until somebody opens its other end.
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno in _NOT_PLAIN:
+        if error.errno in _NOT_REGULAR:
             raise refused from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -85,7 +90,7 @@ def _open_plain(path: str, flags: int, remedy: str) -> int:
 
 
 @contextmanager
-def _errors_name(path: Path) -> Iterator[None]:
+def errors_name(path: Path) -> Iterator[None]:
     """Name the file that was to be written in errors of the system, such as that of a full disk."""
     try:
         yield
@@ -120,7 +125,7 @@ def _remove_left_behind(folder: Path) -> None:
     except OSError:
         return
     for path in found:
-        with suppress(OSError, ValueError), open(path, "rb+", opener=plain_file) as file:
+        with suppress(OSError, ValueError), open(path, "rb+", opener=nofollow) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
@@ -158,7 +163,7 @@ def locked(folder: Path) -> Iterator[None]:
             _lock(descriptor, folder)
         path = folder / ".lock"
         while True:
-            file = held.enter_context(open(path, "ab", opener=plain_file))
+            file = held.enter_context(open(path, "ab", opener=nofollow))
             try:
                 _lock(file.fileno(), folder)
             except _NoLocks as error:
@@ -193,18 +198,33 @@ def _is_at(descriptor: int, path: Path) -> bool:
 # ------------------------------------------------------------------------------------------ reading
 
 
-def read_file(path: Path, remedy: str = REMEDY, most: int | None = None) -> bytes:
-    """The content of a plain file, which may be behind a link, of `most` bytes where that is given."""
-    with open(path, "rb", opener=lambda name, flags: _open_plain(name, flags, remedy)) as file:
-        content = file.read(-1 if most is None else most + 1)
-    if most is not None and len(content) > most:
-        raise ValueError(f"{path} has more than {most:,} bytes; {remedy}")
-    return content
+def open_regular_file(path: Path, limit: int | None = None, remedy: str = "give another") -> IO[bytes]:
+    """Open a regular file of at most `limit` bytes, which may be behind a link, for reading."""
+    try:
+        file = os.fdopen(_open_regular(path, os.O_RDONLY, remedy), "rb")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
+    size = os.fstat(file.fileno()).st_size
+    if limit is not None and size > limit:
+        file.close()
+        raise ValueError(f"{path} has {size:,} bytes, and at most {limit:,} are read; {remedy}")
+    return file
+
+
+def read_file(path: Path, limit: int | None = None, remedy: str = "give another") -> bytes:
+    """The content of a regular file of at most `limit` bytes, which may be behind a link."""
+    with open_regular_file(path, limit, remedy) as file:
+        try:
+            return file.read(os.fstat(file.fileno()).st_size)
+        except MemoryError as error:
+            raise ValueError(f"{path} needs more memory than there is; free some, and try again") from error
 
 
 def read_json(path: Path, remedy: str = REMEDY) -> Any:
     """The JSON in a file, or ValueError with its name."""
-    return parse_json(read_file(path, remedy, MOST_JSON), str(path), remedy)
+    return parse_json(read_file(path, MOST_JSON, remedy), str(path), remedy)
 
 
 def parse_json(content: bytes, where: str, remedy: str = REMEDY) -> Any:
@@ -240,24 +260,3 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise _Twice(f"it has the key {json.dumps(twice[:60])} twice")
     return found
-
-
-def open_regular_file(path: Path, limit: int | None = None) -> BinaryIO:
-    """Open a file of at most `limit` bytes for reading; ValueError where it is larger, a pipe or a device.
-
-    A pipe keeps its reader waiting and a device may never end. What was opened is what is looked at, so that
-    nothing can take its place in between, and without O_NONBLOCK opening a pipe would already wait.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); check what it is") from error
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and (limit is None or status.st_size <= limit):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path} is a folder, a pipe or a device; give a regular file")
-    raise ValueError(f"{path} has {status.st_size:,} bytes; at most {limit:,} are read")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ensbridge.data.pictures import LARGEST_FILE, picture, pillow
-from ensbridge.data.sources import read_file
 from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.files import read_file
 from ensbridge.saving.description import LARGEST_IMAGE
 from ensbridge.words import one_line
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 PosteriorVariance = Literal["exact", "released"]
-MOST_STEPS = 10_000  # of a bridge; a file may ask for more than there is memory for
+MOST_STEPS = 1000  # of a bridge; a file may ask for more than there is memory for
 
 
 class BridgeSample(NamedTuple):

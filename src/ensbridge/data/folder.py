@@ -12,7 +12,7 @@ from ensbridge.data.digits import Splits
 from ensbridge.data.known import Stage, silent
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.pictures import LARGEST_FILE, decode, pillow
-from ensbridge.data.sources import read_file
+from ensbridge.files import read_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm")
 _PARTS = ("train", "val", "test")

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ensbridge.files import open_regular_file
+from ensbridge.files import open_regular_file, read_file
 from ensbridge.words import one_line
 
 Read = Callable[[str], bytes]  # the content of a file by its name in the set; ValueError where it is missing
 
 LARGEST_BATCH = 2**29  # bytes of one file of a set: the largest of CIFAR's has 154 million
-
-
-def read_file(path: Path, limit: int | None = None) -> bytes:
-    """The content of a regular file of at most `limit` bytes; ValueError where it is none."""
-    with open_regular_file(path, limit) as file:
-        try:
-            return file.read(os.fstat(file.fileno()).st_size)
-        except MemoryError as error:
-            raise ValueError(f"{path} needs more memory than there is; free some, and try again") from error
 
 
 def from_folder(folder: Path, limit: int = LARGEST_BATCH) -> Read:

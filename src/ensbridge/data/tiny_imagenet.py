@@ -6,6 +6,7 @@ test set; validation is the last tenth of each class's training images, since fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,10 @@ def read_tiny_imagenet(
     names = sorted(set(_text(read, "wnids.txt", where).split()))
     if len(names) != layout.classes:
         raise ValueError(f"{where}/wnids.txt names {len(names)} classes; Tiny ImageNet has {layout.classes}")
+    if odd := [name for name in names if not re.fullmatch(r"n[0-9]+", name)]:  # one could lead out of the set
+        raise ValueError(
+            f"{where}/wnids.txt has the class {odd[0][:60]!a}; those of Tiny ImageNet are such as n01443537"
+        )
     advance = stage("images", layout.classes * layout.per_class + layout.test)
 
     def pictures(files: Sequence[tuple[str, int]]) -> ImageSet:

@@ -8,7 +8,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import torch
 from safetensors.torch import load_file
@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from ensbridge.files import open_regular_file
 from ensbridge.nets.features import plain_name, uncompiled
+from ensbridge.words import visible
 
 Build = Callable[[], nn.Module]
 
@@ -84,7 +85,7 @@ def _read_state(path: Path) -> Mapping[str, Any]:
     )
 
 
-def _check_size(file: BinaryIO) -> None:
+def _check_size(file: IO[bytes]) -> None:
     """Refuse an archive that would take far more memory than it has bytes: torch.save does not compress."""
     if file.read(4) == b"PK\x03\x04":
         size = os.fstat(file.fileno()).st_size
@@ -102,17 +103,12 @@ def _reason(error: Exception) -> str:
     """
     text = str(error)
     if found := re.search(r"GLOBAL (\S+) was not an allowed global", text):
-        return f"it holds {_printable(found[1])}, which is more than tensors"
+        return f"it holds {visible(found[1][:200])}, which is more than tensors"
     if "TorchScript" in text:
         return "it is a TorchScript archive"
     if "Weights only load failed" in text:
         return "it is no file of torch, or damaged"
-    return _printable((text.splitlines() or [type(error).__name__])[0])
-
-
-def _printable(text: str) -> str:
-    """The beginning of others' words, without what a terminal would obey."""
-    return "".join(each for each in text[:200] if each.isprintable())
+    return visible((text.splitlines() or [type(error).__name__])[0][:200])
 
 
 def _renamed(state: Mapping[str, Any], net: nn.Module) -> Mapping[str, Any]:
@@ -157,7 +153,9 @@ def _few(names: Sequence[str]) -> str:
     'a, b, c and 2 more'
     """
     more = len(names) - NAMED
-    return ", ".join(map(_printable, names[:NAMED])) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(visible(name[:200]) for name in names[:NAMED]) + (
+        f" and {more} more" if more > 0 else ""
+    )
 
 
 class StoredNetwork(nn.Module):

@@ -18,12 +18,13 @@ from ensbridge.methods.bridge_network import FeatureBridge
 from ensbridge.methods.diffusion_bridge import Bridge, BridgeConfig
 from ensbridge.saving.architecture import OURS, Architecture, Build
 from ensbridge.saving.reading import REMEDY, read, short
+from ensbridge.schedule import MOST_STEPS
 
 FORMAT, VERSION = "ensbridge.FastEnsemble", 1
 LARGEST_CONFIG = 2**20  # bytes of config.json; those of real models have a few thousand
 LARGEST_IMAGE = 2**24  # numbers in one image: 2048 × 2048 pixels of four channels
 MOST_SIZES = 8  # of an image's shape
-MOST_MEMBERS, MOST_BRIDGES, MOST_STEPS = 1000, 64, 1000  # a file that asks for more would never be done
+MOST_MEMBERS, MOST_BRIDGES = 1000, 64  # a file that asks for more would never be done
 LEAST_STEP = 1e-6  # of time; float32 tells smaller ones badly apart
 BETAS = (1e-9, 1e3)
 
@@ -51,7 +52,6 @@ class BridgeDescription:
         if self.config is not None:
             law = self.config.temperature
             _within("config.beta", self.config.beta, BETAS)
-            _within("config.num_steps", self.config.num_steps, (1, MOST_STEPS))
             _within("config.temperature.base", law.base, TEMPERATURES)
             _within("config.temperature.spread", law.spread, (0, TEMPERATURES[1]))
             _within("config.temperature.concentration", law.concentration, TEMPERATURES)

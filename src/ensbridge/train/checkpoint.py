@@ -149,7 +149,7 @@ class RunFolder:
         """Drop the lines of later steps, and half a line that a kill may have left."""
         if not self._log.exists():
             return
-        *lines, half = read_file(self._log, "move it away and run again").split(b"\n")
+        *lines, half = read_file(self._log, remedy="move it away and run again").split(b"\n")
         kept = [line for number, line in enumerate(lines, 1) if self._step_of(line, number) <= step]
         if half or len(kept) < len(lines):
             write_atomically(self._log, b"".join(line + b"\n" for line in kept))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from errno import EDQUOT, ENOSPC
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ensbridge.data.known import Stage, silent
-from ensbridge.files import open_regular_file, plain_file
+from ensbridge.files import errors_name, nofollow, open_regular_file
 
 _BLOCK = 2**20
 _ATTEMPTS = 20
@@ -32,8 +33,6 @@ def download(
     wrong at the end, perhaps of another file, is fetched once more from the start. Never more than `size`
     bytes are kept, whatever the server says or sends.
     """
-    if part.is_symlink():
-        raise ValueError(f"{part} is a link, and a download is not written through one; take it away")
     old = part.exists()
     if old and is_right(part, sha256, size):
         return
@@ -71,6 +70,8 @@ def _fill(url: str, part: Path, size: int, stage: Stage, timeout: float) -> None
             part.unlink()  # longer than the file: it belongs to another one
             continue
         except (OSError, HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT):
+                raise  # the disk's error, not the server's
             cut = _reason(error)
             if not before and not _size(part):
                 raise Unavailable(f"{host} cannot be reached ({cut})") from error
@@ -108,10 +109,11 @@ def _append(url: str, part: Path, size: int, stage: Stage, timeout: float) -> No
         done = start if going_on else 0
         advance(done // _BLOCK)
         # What has come is on disk at once, so that a cut or a kill loses nothing.
-        with open(part, "ab" if going_on else "wb", opener=plain_file) as file:
+        with open(part, "ab" if going_on else "wb", opener=nofollow) as file:
             while done < size and (block := response.read1(min(_BLOCK, size - done))):
-                file.write(block)
-                file.flush()
+                with errors_name(part):
+                    file.write(block)
+                    file.flush()
                 advance((done + len(block)) // _BLOCK - done // _BLOCK)
                 done += len(block)
 
