@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,12 @@ def members() -> list[nn.Sequential]:
 
 def modes(nets: list[nn.Sequential]) -> list[bool]:
     return [module.training for net in nets for module in net.modules()]
+
+
+def test_a_run_of_impossible_length_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"fit": {"epochs": 1' + "0" * 400 + "}}")
+    with pytest.raises(ValueError, match="config.json is not of a run of compress"):
+        eb.compress(members(), IMAGES, feature="1", budget=20, max_minutes=0.1, run_dir=tmp_path, quiet=True)
 
 
 # ------------------------------------------------------------------------------ gradients
