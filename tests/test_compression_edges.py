@@ -40,7 +40,7 @@ def modes(nets: list[nn.Sequential]) -> list[bool]:
 
 def test_a_run_of_impossible_length_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"fit": {"epochs": 1' + "0" * 400 + "}}")
-    with pytest.raises(ValueError, match="config.json is not of a run of compress"):
+    with pytest.raises(ValueError, match=r"config\.json is not of a run of compress"):
         eb.compress(members(), IMAGES, feature="1", budget=20, max_minutes=0.1, run_dir=tmp_path, quiet=True)
 
 
