@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from ensbridge.answers import predict_each
 from ensbridge.data import Augment, ImageSet, Splits
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import Aim, evaluate
+from ensbridge.evaluation import evaluate, infer_info
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import BridgeNetwork
 from ensbridge.recipes.plan import RECIPES
 from ensbridge.recipes.recipe import Recipe
 from ensbridge.saving import load as load_model
+from ensbridge.scores import ModelInfo
 from ensbridge.train.config import FitConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,13 +93,17 @@ def save_weights(path: Path, net: torch.nn.Module, half: bool = False) -> None:
     save_file({name: tensor.half() if half else tensor for name, tensor in state.items()}, path)
 
 
-def aims(models: Mapping[str, torch.nn.Module]) -> dict[str, Aim]:
+def info(models: Mapping[str, torch.nn.Module]) -> dict[str, ModelInfo]:
     """What networks are that do not show it, or would show it wrongly as they are put together here."""
-    known = {f"ED{of}": Aim("ED", members) for members, of in STUDENTS.items()}
-    known |= {f"EnD²{of}": Aim("EnD2", members) for members, of in STUDENTS.items()}
-    known["+2 BN medium"] = Aim("BN", 3)
-    controls = {name: Aim("control", 1) for name in models if "control" in name}
-    return {name: aim for name, aim in known.items() if name in models} | controls
+    known = {f"ED{of}": ModelInfo("ED", members) for members, of in STUDENTS.items()}
+    known |= {f"EnD²{of}": ModelInfo("EnD2", members) for members, of in STUDENTS.items()}
+    known["+2 BN medium"] = ModelInfo("BN", 3, 2, 1, width="medium")
+    found = {name: each for name, each in known.items() if name in models}
+    for name, model in models.items():
+        if isinstance(model, FastEnsemble) and name not in known:
+            shown = replace(infer_info(model), loss="kl" if "(KL" in name else "bridge")
+            found[name] = shown.as_control() if "control" in name else shown
+    return found
 
 
 def measure(
@@ -119,7 +124,7 @@ def measure(
             data.val,
             reference=ensemble,
             target=3,
-            aims=aims(models),
+            info=info(models),
             dataset=recipe.name if part == "test" else f"{recipe.name} validation",
             class_names=recipe.class_names,
             seed=seed,

@@ -63,7 +63,9 @@ def rows(summary: Summary) -> list[dict[str, Any]]:
                     for name in SCORES
                 },
                 "beyond the largest ensemble": [isinstance(row.dee, str) for row in group.rows],
-                "below its control's NLL": [[row.owed, row.owed_error] for row in group.rows],
+                "below its control's NLL": [
+                    [row.nll_gain_over_control, row.nll_gain_over_control_se] for row in group.rows
+                ],
             }
         )
     return found

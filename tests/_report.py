@@ -39,17 +39,22 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
 
 def make_row(values: tuple[Any, ...], shift: float = 0.0) -> dict[str, Any]:
     """A row of the file; `shift` moves what depends on the seed."""
-    model, method, members, bridges, steps, cost, acc, nll, dee, gap = values
-    moved = dee if isinstance(dee, str) or method == "DE" else dee + 10 * shift
-    row = {"model": model, "method": method, "members": members, "bridges": bridges, "steps": steps}
+    model, kind, members, bridges, steps, cost, acc, nll, dee, gap = values
+    moved = dee if isinstance(dee, str) or kind == "DE" else dee + 10 * shift
+    diffusion = kind in ("DBN", "control")
+    row = {"model": model, "method": "DBN" if diffusion else kind, "members": members, "bridges": bridges}
+    row |= {"steps": steps, "control": kind == "control", "seed": round(7 + 250 * shift)}
+    row |= {"loss": ("kl" if "KL" in model else "bridge") if diffusion else None}
+    row |= {"source_temperature": 2.0 if diffusion else None}
+    row |= {"width": next((width for width in ("small", "medium") if width in model), None)}
     row |= {"macs": int(1000 * cost), "macs_ratio": cost, "params": int(100 * cost), "params_ratio": cost}
     row |= {"acc": acc + 20 * shift, "nll": nll + shift, "brier": 0.15, "ece": 0.04 + shift / 2}
     row |= {"cnll": 0.3, "temperature": 1.2, "dee": moved, "gap": None if gap is None else gap + shift}
     return row | {
         "gap_error": None if gap is None else 0.05,
         "reliability": make_bins(shift),
-        "owed": None,
-        "owed_error": None,
+        "nll_gain_over_control": None,
+        "nll_gain_over_control_se": None,
     }
 
 
@@ -119,6 +124,7 @@ def make_document(seed: int = 7, dataset: str = "digits") -> dict[str, Any]:
         {
             "name": name,
             "method": method,
+            "control": False,
             "images": [1000 * i for i in range(1, 9)],
             "loss": [start / i**2 + low + shift for i in range(1, 9)],
         }

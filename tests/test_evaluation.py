@@ -35,12 +35,12 @@ from ensbridge.answers import predict
 from ensbridge.cost import count_macs, count_params
 from ensbridge.data import ImageSet
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import TOGETHER, Aim, environment, evaluate
+from ensbridge.evaluation import TOGETHER, environment, evaluate
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import Bridge, DiffusionBridge
 from ensbridge.metrics import gap_closed
 from ensbridge.nets import ResNet, ScoreNet
-from ensbridge.scores import Row, Scores, read_scores
+from ensbridge.scores import ModelInfo, Row, Scores, read_scores
 
 KEYS = ["dataset", "seed", "class_names", "environment", "rows"]
 KEYS += ["settings", "target", "transitions", "curves", "tradeoff", "capacity", "corrupted", "corrupted_set"]
@@ -57,8 +57,9 @@ ROW_KEYS = [
     "acc",
     "nll",
 ]
-ROW_KEYS += ["brier", "ece", "cnll", "temperature", "dee", "gap", "gap_error", "reliability", "owed"]
-ROW_KEYS += ["owed_error"]
+ROW_KEYS += ["brier", "ece", "cnll", "temperature", "dee", "gap", "gap_error", "reliability", "loss"]
+ROW_KEYS += ["source_temperature", "control", "width", "seed"]
+ROW_KEYS += ["nll_gain_over_control", "nll_gain_over_control_se"]
 
 
 # ------------------------------------------------------------------------------ numbers
@@ -97,19 +98,23 @@ def test_dee_and_gap_are_measured_on_the_ladder() -> None:
 
 
 def test_a_bridge_is_compared_with_its_own_control_image_by_image() -> None:
-    tables = {
-        name: table(seed, knowledge=1.4) for seed, name in enumerate(("+1 DBN (KL)", "control (KL)"), 30)
-    }
-    others = {"+2 DBN (DE-5)": table(40), "control": table(41), "+1 DBN (5 steps)": table(42)}
-    aims = {name: Aim("control" if "control" in name else "DBN", 3) for name in {**tables, **others}}
-    scores = evaluate({**others, **tables, **ladder()}, SET, reference=Ensemble(MEMBERS), aims=aims)
+    bridge = ModelInfo("DBN", 3, 1, 1, "kl", 2.0)
+    tables = {"ours": table(30, knowledge=1.4), "its control": table(31, knowledge=1.4)}
+    info = {"ours": bridge, "its control": bridge.as_control()}
+    info |= {"two": replace(bridge, members=5, bridges=2), "steps": replace(bridge, steps=5)}
+    info |= {"other loss": replace(bridge, loss="bridge").as_control()}
+    info |= {"other temperature": replace(bridge, source_temperature=4.0)}
+    others = {name: table(seed) for seed, name in enumerate(info, 40) if name not in tables}
+    scores = evaluate({**others, **tables, **ladder()}, SET, reference=Ensemble(MEMBERS), info=info, seed=5)
     nlls = [nll_by_hand(probabilities([each])[:TEST], LABELS[:TEST].tolist()) for each in tables.values()]
-    row, gain = row_of(scores, "+1 DBN (KL)"), nlls[1] - nlls[0]
-    assert row.owed == pytest.approx(gain.mean(), rel=1e-4)
-    assert row.owed_error == pytest.approx(scipy.stats.sem(gain), rel=1e-4)
+    row, gain = row_of(scores, "ours"), nlls[1] - nlls[0]
+    assert row.nll_gain_over_control == pytest.approx(gain.mean(), rel=1e-4)
+    assert row.nll_gain_over_control_se == pytest.approx(scipy.stats.sem(gain), rel=1e-4)
     for row in scores.rows:
-        if row.model != "+1 DBN (KL)":
-            assert (row.owed, row.owed_error) == (None, None), row.model
+        assert row.info == info.get(row.model, row.info)
+        assert row.seed == 5
+        if row.model != "ours":
+            assert (row.nll_gain_over_control, row.nll_gain_over_control_se) == (None, None), row.model
 
 
 def test_rows_of_the_ladder_have_their_size_as_dee_also_where_it_is_not_monotone() -> None:

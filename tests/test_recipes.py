@@ -23,7 +23,7 @@ from ensbridge.recipes.experiment import Experiment, groups_for
 from ensbridge.recipes.outline import outline
 from ensbridge.recipes.recipe import build, describe
 from ensbridge.recipes.threads import side_by_side
-from ensbridge.scores import read_scores
+from ensbridge.scores import name_rows, read_scores
 
 STAGES = ["members", "bridges", "curves", "rivals"]
 RIVALS = ["ED", "EnD²", "+1 BN small", "+1 BN medium"]
@@ -46,7 +46,7 @@ def test_rows_come_in_their_order(whole: Path) -> None:
     scores = read_scores(whole)
     assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *RIVALS, *BRIDGES, *CONTROLS]
     methods = ["ED", "EnD2", "BN", "BN", *["DBN"] * 5, *["control"] * 4]
-    assert [row.method for row in scores.rows[3:]] == methods
+    assert [row.kind for row in scores.rows[3:]] == methods
     assert [row.members for row in scores.rows] == [1, 2, 3, *[2] * 4, 2, 2, 2, 3, 2, *[1] * 4]
     assert [row.bridges for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 1, 1, 2, 2]
     assert [row.steps for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 5, *[1] * 8]
@@ -62,7 +62,7 @@ def test_rows_come_in_their_order(whole: Path) -> None:
 def test_every_bridge_of_one_step_is_measured_beside_its_control(whole: Path) -> None:
     rows = {row.model: row for row in read_scores(whole).rows}
     for name, control in zip(BRIDGES[1:], CONTROLS, strict=True):
-        assert rows[name].owed == pytest.approx(rows[control].nll - rows[name].nll, abs=1e-5)
+        assert rows[name].nll_gain_over_control == pytest.approx(rows[control].nll - rows[name].nll, abs=1e-5)
         assert rows[name].bridges == rows[control].bridges
         assert rows[name].macs == rows[control].macs
 
@@ -89,7 +89,10 @@ def test_what_bridges_learn_from_and_start_from(
     recipe = tiny(members=members, target=target)
     ensemble = Ensemble([build(recipe.member, seed) for seed in range(members)])
     models = stages.make_bridges(Experiment(recipe, tmp_path, 3, recipe.load(), Heard()), ensemble)
-    made: dict[str, tuple[DiffusionBridge, ...]] = {name: model for name, (model, _) in models.items()}
+    names = name_rows([info for _, info in models], target)
+    made: dict[str, tuple[DiffusionBridge, ...]] = {
+        name: model for name, (model, _) in zip(names, models, strict=True)
+    }
 
     own, places = tuple(range(target)), groups_for(recipe, members)
     wanted = {key: [own] for key in ("+1 DBN (5 steps)", "+1 DBN", "+1 DBN (KL)")}

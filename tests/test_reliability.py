@@ -23,10 +23,10 @@ from _tables import (
     table,
 )
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import Aim, Ruler, evaluate
+from ensbridge.evaluation import Ruler, evaluate
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.metrics import MetricStream, accuracy, ece, nll
-from ensbridge.scores import Bin, Reliability
+from ensbridge.scores import Bin, ModelInfo, Reliability
 
 BINS = 15
 
@@ -155,24 +155,24 @@ def rivals() -> tuple[dict[str, nn.Module], dict[str, Any]]:
 
 def test_rows_know_their_method_and_aim() -> None:
     models, expected = rivals()
-    scores = evaluate(models, _tiny.data(), aims={"ED": Aim("ED", 4)})
-    found = {row.model: (row.method, row.members, row.bridges, row.steps) for row in scores.rows}
+    scores = evaluate(models, _tiny.data(), info={"ED": ModelInfo("ED", 4)})
+    found = {row.model: (row.kind, row.members, row.bridges, row.steps) for row in scores.rows}
     assert found == expected
 
 
-def test_an_aim_overrules_what_a_model_shows_but_not_the_ladder() -> None:
+def test_info_overrules_what_a_model_shows_but_not_the_ladder() -> None:
     models, _ = rivals()
-    aims = {"DBN": Aim("other", 2), "DE-4": Aim("ED", 9)}
-    scores = evaluate(models, _tiny.data(), aims=aims)
-    assert [(row_of(scores, name).method, row_of(scores, name).members) for name in aims] == [
+    info = {"DBN": ModelInfo("other", 2), "DE-4": ModelInfo("ED", 9)}
+    scores = evaluate(models, _tiny.data(), info=info)
+    assert [(row_of(scores, name).method, row_of(scores, name).members) for name in info] == [
         ("other", 2),
         ("DE", 4),
     ]
 
 
-def test_aims_of_models_that_are_not_there_are_refused() -> None:
-    with pytest.raises(ValueError, match="aims names 'ED'; the models are DE-1, DE-2, DE-3"):
-        evaluate(ladder(), SET, aims={"ED": Aim("ED", 3)})
+def test_info_of_models_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ValueError, match="info names 'ED'; the models are DE-1, DE-2, DE-3"):
+        evaluate(ladder(), SET, info={"ED": ModelInfo("ED", 3)})
 
 
 def test_class_names_must_fit() -> None:

@@ -81,7 +81,7 @@ def test_runs_that_share_their_members_claim_no_spread_of_them(tmp_path: Path) -
     assert words in write_report(shared, tmp_path).read_text(encoding="utf-8")
     assert words not in (report_of_three_runs() / "report.html").read_text(encoding="utf-8")
     for group in shared.rows:
-        assert any("±" in cell for cell in cells(group)) == (group.method != "DE")
+        assert any("±" in cell for cell in cells(group)) == (group.kind != "DE")
 
 
 # ------------------------------------------------------------------------------ the paper
@@ -145,7 +145,7 @@ def test_the_papers_rows_stand_beside_ours_by_name_and_without_its_ece() -> None
 
 def test_other_data_and_other_models_have_no_paper() -> None:
     assert paper_table(one_run()) is None
-    others = tuple(replace(row, model=f"my {row.model}") for row in one_run("cifar10").first.rows)
+    others = tuple(replace(row, method="other") for row in one_run("cifar10").first.rows)
     assert comparison(Summary((replace(one_run("cifar10").first, rows=others),))) is None
 
 
@@ -301,11 +301,11 @@ def test_the_digits_runs_ship_with_the_package() -> None:
     kept = shipped("digits")
     assert kept is not None
     assert kept.seeds == (0, 1, 2)
-    assert {group.method for group in kept.rows} == {"DE"}
-    assert [(group.method, group.first.members) for group in kept.tradeoff] == [
+    assert {group.kind for group in kept.rows} == {"DE"}
+    assert [(group.kind, group.first.members) for group in kept.tradeoff] == [
         (method, members) for method in ("DBN", "BN") for members in (2, 3, 4, 5)
     ]
-    assert [(group.first.members, group.method) for group in kept.capacity] == [
+    assert [(group.first.members, group.kind) for group in kept.capacity] == [
         (teachers, method) for teachers in (2, 3, 4, 5) for method in ("DBN", "BN", "ED", "EnD2")
     ]
     for run in kept.runs:  # each DEE follows from the NLLs of its own run's ladder

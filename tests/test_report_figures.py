@@ -84,11 +84,11 @@ def test_data_of_the_front_are_the_summarys_means(data: Data) -> None:
 @pytest.mark.parametrize("name", ["tradeoff", "capacity"])
 def test_data_of_the_series_are_the_summarys_means(data: Data, name: str) -> None:
     summary = three_runs()
-    groups = [g for g in summary.rows if g.method == "DE"] + list(getattr(summary, name))
-    points = {(s["method"], p["members"]): p for s in data[name]["series"] for p in s["points"]}
+    groups = [g for g in summary.rows if g.kind == "DE"] + list(getattr(summary, name))
+    points = {(s["kind"], p["members"]): p for s in data[name]["series"] for p in s["points"]}
     assert len(points) == len(groups)
     for group in groups:
-        point = points[group.method, group.first.members]
+        point = points[group.kind, group.first.members]
         assert point["macs_ratio"] == group.first.macs_ratio
         assert (point["acc"], point["acc_sd"]) == (group.mean("acc"), group.spread("acc"))
         assert (point["dee"], point["dee_is_bound"]) == (group.mean("dee"), group.dee_is_bound)

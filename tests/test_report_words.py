@@ -48,7 +48,10 @@ def test_headline_is_about_the_bridge_that_was_chosen() -> None:
     ]
     assert "control, another bridge" not in control_sentence(chosen)
     assert "the same bridge trained" in control_sentence(chosen)
-    assert "the same bridges trained" in control_sentence(changed("+1 DBN", bridges=2))
+    two = [replace(row, bridges=2) if row.kind in ("DBN", "control") else row for row in one_run().first.rows]
+    both = Summary((replace(one_run().first, rows=tuple(two)),), main="+1 DBN")
+    assert "the same bridges trained" in control_sentence(both)
+    assert "another bridge" in control_sentence(changed("+1 DBN", bridges=2))
 
 
 @pytest.mark.parametrize("name", ["+1 DBM", "DE-3", "control"])
@@ -111,7 +114,9 @@ def test_where_the_ensemble_is_no_better_than_one_network_no_members_are_named()
 
 def test_what_is_owed_needs_no_gap() -> None:
     for error, end in ((0.001, "adds the rest, 0.0050 ± 0.0010 of NLL."), (0.003, "is not settled by this.")):
-        paired = changed("+1 DBN", gap=None, gap_error=None, owed=0.005, owed_error=error)
+        paired = changed(
+            "+1 DBN", gap=None, gap_error=None, nll_gain_over_control=0.005, nll_gain_over_control_se=error
+        )
         assert control_sentence(paired).endswith(end)
 
 
@@ -148,7 +153,9 @@ def test_a_single_run_is_judged_by_the_difference_image_by_image() -> None:
     near = changed("+1 DBN", gap=0.7, gap_error=0.1)  # too near to the control's 0.68 by errors of their own
     assert "is within two standard errors" in control_sentence(near)
     for error, end in ((0.001, "adds the rest, 0.0050 ± 0.0010 of NLL."), (0.003, "is not settled by this.")):
-        paired = changed("+1 DBN", gap=0.7, gap_error=0.1, owed=0.005, owed_error=error)
+        paired = changed(
+            "+1 DBN", gap=0.7, gap_error=0.1, nll_gain_over_control=0.005, nll_gain_over_control_se=error
+        )
         assert control_sentence(paired).endswith(end)
 
 
@@ -187,7 +194,7 @@ def test_without_a_known_target_the_sentences_name_none() -> None:
 
 
 def test_headline_without_a_bridge() -> None:
-    summary = without(*(row.model for row in one_run().first.rows if row.method in ("DBN", "control")))
+    summary = without(*(row.model for row in one_run().first.rows if row.kind in ("DBN", "control")))
     assert headline(summary).startswith("No bridge was measured on digits")
     assert control_sentence(summary) == ""
 

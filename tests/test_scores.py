@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from _report import make_document, make_row, one_run, three_runs
-from ensbridge.scores import COLUMNS, Method, Summary, cells, parse_scores, read_scores, summarise
+from ensbridge.scores import COLUMNS, Kind, Summary, cells, parse_scores, read_scores, summarise
 
 # ------------------------------------------------------------------------------ reading
 
@@ -82,8 +82,9 @@ def test_unreadable_content_is_explained(tmp_path: Path, content: bytes, message
 
 
 _OPTIONAL = ("settings", "target", "transitions", "curves", "tradeoff", "capacity", "reliability")
-_OPTIONAL += ("corrupted", "corrupted_set", "owed", "owed_error")
-_KEYS = [key for key in make_document() if key not in _OPTIONAL]
+_OPTIONAL += ("corrupted", "corrupted_set", "loss", "source_temperature", "control", "width", "seed")
+_OPTIONAL += ("nll_gain_over_control", "nll_gain_over_control_se")
+_KEYS = ["seed", *(key for key in make_document() if key not in _OPTIONAL)]
 _KEYS += [f"row.{key}" for key in make_document()["rows"][0] if key not in _OPTIONAL]
 
 
@@ -242,7 +243,7 @@ def test_rows_are_grouped_by_model_in_the_order_of_the_file() -> None:
     summary = three_runs()
     assert [group.model for group in summary.rows] == [row.model for row in summary.first.rows]
     assert {len(group.rows) for group in summary.rows} == {3}
-    assert {group.method for group in summary.rows} <= set(get_args(Method))
+    assert {group.kind for group in summary.rows} <= set(get_args(Kind))
     assert summary.seeds == (6, 7, 8)
 
 

@@ -6,7 +6,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,19 +17,13 @@ from ensbridge.cost import count_macs, count_params
 from ensbridge.data.loader import ImageSet, as_image_set
 from ensbridge.ensemble import Ensemble
 from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.methods.diffusion_bridge import Bridge
 from ensbridge.metrics.checks import checked_labels
-from ensbridge.scores import Bin, Method, Reliability, Row, Scores, control_of
+from ensbridge.scores import Bin, ModelInfo, Reliability, Row, Scores, find_control
 from ensbridge.train.engine import Engine
 
 Data = ImageSet | tuple[Tensor, Tensor]
 TOGETHER = 8  # models that share a pass over the images: as many answers are in memory at once
-
-
-class Aim(NamedTuple):
-    """What a model is to the comparison: its method, and how many members it stands for."""
-
-    method: Method
-    members: int
 
 
 def evaluate(
@@ -39,7 +33,7 @@ def evaluate(
     *,
     reference: Ensemble | None = None,
     target: int | None = None,
-    aims: Mapping[str, Aim] | None = None,
+    info: Mapping[str, ModelInfo] | None = None,
     dataset: str = "test",
     class_names: Sequence[str] | None = None,
     seed: int = 0,
@@ -51,7 +45,7 @@ def evaluate(
     `reference` is the ensemble whose members 1..k make the ladder DE-1 … DE-M for DEE, and whose first
     member is the unit of cost; the largest Ensemble among `models` unless given. `target` is the size of
     the ensemble to which the gap is measured, all of the reference unless given. `val` with labels fits
-    the temperature of the calibrated NLL. `aims` says what models are where they do not show it, such as
+    the temperature of the calibrated NLL. `info` says what models are where they do not show it, such as
     a network that was distilled. Models are run in evaluation mode. With an `engine` several processes
     share the batches; each gets the scores, which are those of one process.
 
@@ -64,8 +58,8 @@ def evaluate(
     if not models:
         raise ValueError("there are 0 models to evaluate; give at least 1")
     reference = _find_reference(models) if reference is None else reference
-    ruler = Ruler(reference, test, val, target, batch_size, engine)
-    rows = ruler.measure(models, aims)
+    ruler = Ruler(reference, test, val, target, batch_size, engine, seed=seed)
+    rows = ruler.measure(models, info)
     names = tuple(map(str, range(ruler.classes)) if class_names is None else class_names)
     if len(names) != ruler.classes:
         raise ValueError(f"class_names are {len(names)}; the members have {ruler.classes} classes")
@@ -85,9 +79,11 @@ class Ruler:
         engine: Engine | None = None,
         ladder: list[Tensor] | None = None,
         advance: Advance = unheard,
+        seed: int = 0,
     ) -> None:
-        """Run every member, unless their `ladder` on the test split is known."""
+        """Run every member, unless their `ladder` on the test split is known; `seed` is that of the rows."""
         self.reference, self.batch_size, self.engine, self.advance = reference, batch_size, engine, advance
+        self.seed = seed
         self.target = len(reference) if target is None else target
         if not 1 <= self.target <= len(reference):
             raise ValueError(f"target is {target}; the reference has {len(reference)} members")
@@ -117,24 +113,24 @@ class Ruler:
     def measure(
         self,
         models: Mapping[str, nn.Module],
-        aims: Mapping[str, Aim] | None = None,
+        info: Mapping[str, ModelInfo] | None = None,
         known: Mapping[str, Tensor] | None = None,
     ) -> tuple[Row, ...]:
         """One row for each model; one whose log-probabilities on the test split are `known` is not run."""
-        for name in aims or {}:
+        for name in info or {}:
             if name not in models:
-                raise ValueError(f"aims names {name!r}; the models are {', '.join(models)}")
+                raise ValueError(f"info names {name!r}; the models are {', '.join(models)}")
         rows: dict[str, Row] = {}
         nlls: dict[str, Tensor] = {}
         names = list(models)
         for start in range(0, len(names), TOGETHER):
             some = {name: models[name] for name in names[start : start + TOGETHER]}
-            for name, (row, own) in self._measure(some, aims or {}, known or {}).items():
+            for name, (row, own) in self._measure(some, info or {}, known or {}).items():
                 rows[name], nlls[name] = row, own
         return tuple(_beside_control(row, rows, nlls) for row in rows.values())
 
     def _measure(
-        self, models: Mapping[str, nn.Module], aims: Mapping[str, Aim], known: Mapping[str, Tensor]
+        self, models: Mapping[str, nn.Module], info: Mapping[str, ModelInfo], known: Mapping[str, Tensor]
     ) -> dict[str, tuple[Row, Tensor]]:
         """Rows of models that are run together, and each image's NLL."""
         rungs = {name: _rung(model, self.reference) for name, model in models.items()}
@@ -153,14 +149,14 @@ class Ruler:
             log_probs = self.ladder[rung - 1] if rung else answers[name]
             nlls = metrics.nll_per_image(log_probs, self.labels)
             temperature = temperatures.get(rung or name)
-            found[name] = self._row(name, model, aims.get(name), log_probs, nlls, rung, temperature), nlls
+            found[name] = self._row(name, model, info.get(name), log_probs, nlls, rung, temperature), nlls
         return found
 
     def _row(
         self,
         name: str,
         model: nn.Module,
-        aim: Aim | None,
+        info: ModelInfo | None,
         log_probs: Tensor,
         own: Tensor,
         rung: int,
@@ -172,14 +168,11 @@ class Ruler:
             gap, error = metrics.gap_closed(self.nlls[0].numpy(), own.numpy(), self.nlls[size - 1].numpy())
         ladder_nll = [each.mean().item() for each in self.nlls]
         measured, reliability = _measured(log_probs, self.labels, temperature)
-        inferred, bridges, steps = _anatomy(model)
-        method, members = Aim("DE", rung) if rung else aim or inferred
+        info = ModelInfo("DE", rung) if rung else info or infer_info(model)
         return Row(
             model=name,
-            method=method,
-            members=members,
-            bridges=bridges,
-            steps=steps,
+            **vars(info),
+            seed=self.seed,
             **_cost(model, self.image, self.reference.source),
             acc=100 * measured["acc"],
             nll=measured["nll"],
@@ -244,12 +237,16 @@ def _measured(
 
 def _beside_control(row: Row, rows: Mapping[str, Row], nlls: Mapping[str, Tensor]) -> Row:
     """A bridge's row with what it gains over its control, where that was measured too."""
-    control = control_of(row.model)
-    if control is None or control not in rows or (row.method, rows[control].method) != ("DBN", "control"):
+    control = find_control(row, rows.values())
+    if control is None:
         return row
-    gain = nlls[control] - nlls[row.model]
+    gain = nlls[control.model] - nlls[row.model]
     error = metrics.standard_error(gain)
-    return replace(row, owed=gain.mean().item(), owed_error=error if math.isfinite(error) else None)
+    return replace(
+        row,
+        nll_gain_over_control=gain.mean().item(),
+        nll_gain_over_control_se=error if math.isfinite(error) else None,
+    )
 
 
 def _rung(model: nn.Module, reference: Ensemble) -> int:
@@ -260,15 +257,22 @@ def _rung(model: nn.Module, reference: Ensemble) -> int:
     return len(members) if same else 0
 
 
-def _anatomy(model: nn.Module) -> tuple[Aim, int, int]:
-    """What a model shows of its aim, its bridges and their steps."""
+def infer_info(model: nn.Module) -> ModelInfo:
+    """What a model shows of what it is; with which loss a bridge was trained it does not show."""
     if isinstance(model, Ensemble):
-        return Aim("DE", len(model)), 0, 0
-    if isinstance(model, FastEnsemble):
-        method: Method = "BN" if model.average_source else "DBN"
-        aim = Aim("control" if model.members == 1 else method, model.members)
-        return aim, len(model.bridges), max(bridge.steps for bridge in model.each_bridge())
-    return Aim("other", 1), 0, 0
+        return ModelInfo("DE", len(model))
+    if not isinstance(model, FastEnsemble):
+        return ModelInfo()
+    bridges = model.each_bridge()
+    bases = {bridge.config.temperature.base for bridge in bridges if isinstance(bridge, Bridge)}
+    return ModelInfo(
+        "BN" if model.average_source else "DBN",
+        model.members,
+        len(bridges),
+        max(bridge.steps for bridge in bridges),
+        source_temperature=bases.pop() if len(bases) == 1 else None,
+        control=model.members == 1,
+    )
 
 
 def _find_reference(models: Mapping[str, nn.Module]) -> Ensemble:

@@ -15,7 +15,6 @@ from torch import nn
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
 from ensbridge.ensemble import Ensemble, member_groups
-from ensbridge.evaluation import Aim
 from ensbridge.files import read_file
 from ensbridge.methods.bezier import BezierCurve
 from ensbridge.methods.deep_ensemble import DeepEnsemble
@@ -23,7 +22,7 @@ from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.method import AbstractMethod, Together
 from ensbridge.recipes.recipe import Recipe, build, members_by_training
 from ensbridge.recipes.threads import WORKERS, Job, Reporter, side_by_side
-from ensbridge.scores import Curve, Method, parse_curve
+from ensbridge.scores import Curve, ModelInfo, parse_curve
 from ensbridge.train.config import FitConfig, OwnOrders, derive_seed
 from ensbridge.train.distill import distill_together, distillation_grids, stage_name
 from ensbridge.train.engine import Engine
@@ -32,7 +31,7 @@ from ensbridge.train.fit import OutOfTime, Progress, Unfinished, fit, seems_fini
 CPU = torch.device("cpu")
 Group = tuple[int, ...]  # members by index
 CONTROL: Group = (0,)  # the source alone
-Models = dict[str, tuple[nn.Module, Aim]]  # by their names in the table
+Models = list[tuple[nn.Module, ModelInfo]]  # in the order of the table
 
 
 @dataclass
@@ -170,13 +169,14 @@ class Experiment:
         """The configuration with the seed of a part."""
         return replace(config, seed=derive_seed(self.seed, *parts))
 
-    def keep_curve(self, part: str, name: str, label: str, method: Method) -> None:
+    def keep_curve(self, part: str, name: str, label: str, info: ModelInfo) -> None:
         """Remember a training curve from a part's log, under the label that figures show."""
         log = self._homes[part, name] / "log.jsonl"
         # A damaged log costs a picture, not the scores.
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             lines = [json.loads(line) for line in read_file(log).splitlines()]
-            curve = {"name": label, "method": method, "images": [line["images"] for line in lines]}
+            curve = {"name": label, "method": info.method, "control": info.control}
+            curve["images"] = [line["images"] for line in lines]
             curve["loss"] = [line["losses"][name] if "losses" in line else line["loss"] for line in lines]
             self.curves[label] = parse_curve(curve)
 
@@ -207,7 +207,9 @@ def make_members(run: Experiment, count: int | None = None) -> Ensemble:
         )
 
     run.one_each(job, len(groups), advance)
-    run.keep_curve(members_part(groups[0]), "member" if len(groups[0]) == 1 else "member-1", "DE-1", "DE")
+    run.keep_curve(
+        members_part(groups[0]), "member" if len(groups[0]) == 1 else "member-1", "DE-1", ModelInfo("DE")
+    )
     return Ensemble(members).eval()
 
 
@@ -233,7 +235,7 @@ def make_curves(run: Experiment, ensemble: Ensemble, others: int) -> list[nn.Mod
         return lambda progress: run.fit(f"curve-1-{index + 2}", own, run.data.train, progress)
 
     run.one_each(job, others, advance)
-    run.keep_curve("curve-1-2", "curve", "Bezier curve", "BN")
+    run.keep_curve("curve-1-2", "curve", "Bezier curve", ModelInfo("BN"))
     return [curve.at(0.5) for curve in curves]
 
 
@@ -249,10 +251,7 @@ def bridges_for(
     With `towards`, all of them have that target and start from the weights that the groups' bridges start
     from: a bridge and its control start alike, bridges that are averaged do not.
     """
-    config = run.recipe.bridge
-    if loss == "kl":
-        law = config.temperature
-        config = replace(config, temperature=replace(law, base=law.base * run.recipe.kl_heat))
+    config = run.recipe.bridge_config(loss)
 
     def bridge(group: Group) -> DiffusionBridge:
         start = derive_seed(run.seed, "score", *([] if _is_first(group) else group))

@@ -15,6 +15,7 @@ from ensbridge.data.digits import Splits
 from ensbridge.methods.diffusion_bridge import BridgeConfig, Preset
 from ensbridge.nets.features import forward_with_features
 from ensbridge.nets.score import ScoreNet, ZInput
+from ensbridge.scores import Loss
 from ensbridge.train.config import FitConfig, describe_config
 from ensbridge.train.distill import distillation_grids
 from ensbridge.words import one_line
@@ -66,6 +67,12 @@ class Recipe:
     def most_members(self) -> int:
         """How many members the figures are made of."""
         return max(self.members, self.figure_members)
+
+    def bridge_config(self, loss: Loss) -> BridgeConfig:
+        """The switches of the bridges that are trained with a loss."""
+        law = self.bridge.temperature
+        warmer = replace(law, base=law.base * self.kl_heat)
+        return replace(self.bridge, temperature=warmer) if loss == "kl" else self.bridge
 
     def check(self) -> Recipe:
         """The recipe itself, if its parts fit each other; asked when all changes are made."""

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ensbridge.data.digits import Splits
 from ensbridge.devices import find_device
@@ -25,7 +26,16 @@ from ensbridge.recipes.stages import STAGES
 from ensbridge.recipes.threads import Reporter, Silent, one_thread
 from ensbridge.recipes.transitions import find_transitions
 from ensbridge.robustness import KEPT, add_corrupted, check_corrupted
-from ensbridge.scores import Row, Scores, Transition, read_scores, summarise
+from ensbridge.scores import (
+    ModelInfo,
+    Row,
+    Scores,
+    Transition,
+    name_by_teachers,
+    name_rows,
+    read_scores,
+    summarise,
+)
 from ensbridge.train.checkpoint import RunFolder
 from ensbridge.train.engine import Engine, join
 from ensbridge.train.fit import Unfinished
@@ -184,26 +194,34 @@ def _measure(
         ensemble = make_members(run, recipe.most_members)  # whose ladder the figures are read off
     networks = len(ensemble) + sum(len(models) for models in found.values())
     advance = reporter.stage("evaluate", networks * (len(run.data.test) + len(run.data.val)))
-    ruler = Ruler(ensemble, run.data.test, run.data.val, recipe.target, engine=run.engine, advance=advance)
-    bridges = found.get("distill") or found.get("bridge", {})
+    ruler = Ruler(
+        ensemble,
+        run.data.test,
+        run.data.val,
+        recipe.target,
+        engine=run.engine,
+        advance=advance,
+        seed=run.seed,
+    )
+    bridges = found.get("distill") or found.get("bridge", [])
     ladder = ensemble.ladder()
-    others = {**found.get("rivals", {}), **bridges}
+    others = _named([*found.get("rivals", []), *bridges], recipe.target)
     scores = Scores(
         dataset=recipe.name,
         seed=run.seed,
         class_names=recipe.class_names,
         environment=environment(ruler.test.images.device),
-        rows=ruler.measure(ladder) + _rows(ruler, others),
+        rows=ruler.measure(ladder) + others.measure(ruler),
         settings=_settings(plan, recipe),
         target=recipe.target,
         transitions=_transitions(bridges, ruler),
         curves=tuple(run.curves.values()),
-        tradeoff=_rows(ruler, found.get("tradeoff", {})),
-        capacity=_rows(ruler, found.get("capacity", {})),
+        tradeoff=_named(found.get("tradeoff", [])).measure(ruler),
+        capacity=_named(found.get("capacity", []), by_teachers=True).measure(ruler),
     )
     kept = run.folder / KEPT
     if corrupted is not None and run.is_first:
-        models = {**ladder, **{name: model for name, (model, _) in others.items()}}
+        models = {**ladder, **others.models}
         data = run.data.test
         scores = add_corrupted(scores, models, corrupted, test=data, keep=kept, stage=reporter.stage)
     elif kept.exists():
@@ -227,7 +245,7 @@ def _stages(run: Experiment, ensemble: Ensemble) -> tuple[dict[str, Models], lis
 
 def _transitions(bridges: Models, ruler: Ruler) -> tuple[Transition, ...]:
     """Examples on the bridge of the most steps."""
-    fast = [model for model, _ in bridges.values() if isinstance(model, FastEnsemble)]
+    fast = [model for model, _ in bridges if isinstance(model, FastEnsemble)]
     if not fast:
         return ()
     longest = max(fast, key=lambda each: each.each_bridge()[0].steps)
@@ -235,9 +253,21 @@ def _transitions(bridges: Models, ruler: Ruler) -> tuple[Transition, ...]:
     return find_transitions(longest, source, target, ruler.test)
 
 
-def _rows(ruler: Ruler, models: Models) -> tuple[Row, ...]:
-    return ruler.measure(
-        {name: model for name, (model, _) in models.items()}, {name: aim for name, (_, aim) in models.items()}
+class _Named(NamedTuple):
+    """Models, and what they are, by their names in a table."""
+
+    models: dict[str, nn.Module]
+    info: dict[str, ModelInfo]
+
+    def measure(self, ruler: Ruler) -> tuple[Row, ...]:
+        return ruler.measure(self.models, self.info)
+
+
+def _named(models: Models, target: int | None = None, by_teachers: bool = False) -> _Named:
+    info = [each for _, each in models]
+    names = name_by_teachers(info) if by_teachers else name_rows(info, target)
+    return _Named(
+        dict(zip(names, (model for model, _ in models), strict=True)), dict(zip(names, info, strict=True))
     )
 
 

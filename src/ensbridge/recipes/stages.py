@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import Aim
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods.bridge_network import BridgeNetwork
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
@@ -28,8 +28,9 @@ from ensbridge.recipes.experiment import (
     make_walk,
     slug,
 )
-from ensbridge.recipes.recipe import rival_sizes
+from ensbridge.recipes.recipe import Recipe, rival_sizes
 from ensbridge.recipes.threads import Job
+from ensbridge.scores import ModelInfo, Width, name_rows
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.fit import Progress
 
@@ -62,34 +63,38 @@ def make_bridges(run: Experiment, ensemble: Ensemble, distill: bool = True) -> M
         run.fit("bridges-kl", methods, run.data.train.without_labels(), progress)
 
     run.side_by_side([long_way, short_way], advance)
-    several = f"+1 DBN ({recipe.bridge.num_steps} steps)"
     own, control = slug(target), slug(places[0], CONTROL)
-    run.keep_curve("bridges", own, several, "DBN")
-    run.keep_curve("bridges", control, "control", "control")
-    run.keep_curve("bridges-kl", own, "+1 DBN (KL)", "DBN")
-    towards_target, alone = Aim("DBN", recipe.target), Aim("control", 1)
-    models: Models = {several: (FastEnsemble.of(walked[own]), towards_target)}
+    one = _one_step(recipe)
+    walk = replace(one, steps=recipe.bridge.num_steps)
+    kl = replace(one, loss="kl", source_temperature=recipe.bridge_config("kl").temperature.base)
+    for part, name, info in (
+        ("bridges", own, walk),
+        ("bridges", control, one.as_control()),
+        ("bridges-kl", own, kl),
+    ):
+        run.keep_curve(part, name, name_rows([info], recipe.target)[0], info)
+    models: Models = [(FastEnsemble.of(walked[own]), walk)]
     if one_step:
-        models["+1 DBN"] = FastEnsemble.of(one_step[own]), towards_target
-    models["+1 DBN (KL)"] = FastEnsemble.of(straight[own]), towards_target
-    if len(places) > 1:
+        models.append((FastEnsemble.of(one_step[own]), one))
+    models.append((FastEnsemble.of(straight[own]), kl))
+    count = len(places)
+    if count > 1:
         if one_step:
-            models |= [_several(recipe.members, one_step, places)]
+            models.append(_several(one_step, places, replace(one, members=recipe.members)))
         averaged = FastEnsemble.of(*(straight[slug(place, target)] for place in places))
-        models[f"+{len(places)} DBN (KL)"] = averaged, towards_target
+        models.append((averaged, replace(kl, bridges=count)))
     for count in dict.fromkeys((1, len(places))):
-        for mark, bridges in (("", one_step), (" (KL)", straight)):
+        for bridges, info in ((one_step, one), (straight, kl)):
             if bridges:
                 averaged = FastEnsemble.of(*(bridges[slug(place, CONTROL)] for place in places[:count]))
-                models[f"+{count} control{mark}".removeprefix("+1 ")] = averaged, alone
+                models.append((averaged, replace(info, bridges=count).as_control()))
     return models
 
 
 def _several(
-    members: int, bridges: dict[str, DiffusionBridge], groups: Sequence[Group]
-) -> tuple[str, tuple[nn.Module, Aim]]:
-    fast = FastEnsemble.of(*(bridges[slug(group)] for group in groups))
-    return f"+{len(groups)} DBN (DE-{members})", (fast, Aim("DBN", members))
+    bridges: dict[str, DiffusionBridge], groups: Sequence[Group], info: ModelInfo
+) -> tuple[nn.Module, ModelInfo]:
+    return FastEnsemble.of(*(bridges[slug(group)] for group in groups)), replace(info, bridges=len(groups))
 
 
 def make_rivals(run: Experiment, ensemble: Ensemble) -> Models:
@@ -102,7 +107,8 @@ def make_rivals(run: Experiment, ensemble: Ensemble) -> Models:
     target, sizes = recipe.target, rival_sizes(recipe)
     centres = make_curves(run, ensemble, max(sizes) - 1)
     students = {members: _distilled(run, ensemble.first(members)) for members in sizes}
-    widths = {"small": (0.5, max(sizes) - 1), "medium": (1.0, target - 1)}  # and how many of each
+    # The share of the channels, and how many of each.
+    widths: dict[Width, tuple[float, int]] = {"small": (0.5, max(sizes) - 1), "medium": (1.0, target - 1)}
     networks = {
         (size, index): _bridge_network(run, ensemble, [centres[index]], width, size, index)
         for size, (width, count) in widths.items()
@@ -118,18 +124,16 @@ def make_rivals(run: Experiment, ensemble: Ensemble) -> Models:
         f"{size}-{index + 1}": (each, bn_fit) for (size, index), each in networks.items()
     }
     _fit_side_by_side(run, "rivals", {"rivals": distilled, "rivals-bn": bridged})
-    run.keep_curve("rivals", "ed", "ED", "ED")
-    run.keep_curve("rivals", "end2", "EnD²", "EnD2")
-    models: Models = {}
+    run.keep_curve("rivals", "ed", "ED", ModelInfo("ED"))
+    run.keep_curve("rivals", "end2", "EnD²", ModelInfo("EnD2"))
+    models: Models = []
     for members, (ed, end2) in students.items():
-        mark = "" if members == target else f" (DE-{members})"
-        models[f"ED{mark}"] = ed.model, Aim("ED", members)
-        models[f"EnD²{mark}"] = end2.model, Aim("EnD2", members)
+        models += [(ed.model, ModelInfo("ED", members)), (end2.model, ModelInfo("EnD2", members))]
     for size in widths:
-        run.keep_curve("rivals-bn", f"{size}-1", f"BN {size}", "BN")
+        run.keep_curve("rivals-bn", f"{size}-1", f"BN {size}", ModelInfo("BN"))
         for members in sizes if size == "small" else (target,):
             fast = FastEnsemble.of(*(networks[size, index] for index in range(members - 1)))
-            models[f"+{members - 1} BN {size}"] = fast, Aim("BN", members)
+            models.append((fast, ModelInfo("BN", members, members - 1, 1, width=size)))
     return models
 
 
@@ -147,10 +151,11 @@ def make_tradeoff(run: Experiment, ensemble: Ensemble) -> Models:
     bn_fit = run.seeded(recipe.bn_fit, "bridge")
     trainees: dict[str, Trainee] = {f"bn-{index + 1}": (each, bn_fit) for index, each in enumerate(networks)}
     one_step = _walk_and_rivals(run, "tradeoff", walked, trainees)
-    models: Models = dict(_several(members, one_step, dealt[members]) for members in sizes)
+    one = _one_step(recipe)
+    models: Models = [_several(one_step, dealt[members], replace(one, members=members)) for members in sizes]
     for members in sizes:
         fast = FastEnsemble.of(*networks[: members - 1])
-        models[f"+{members - 1} BN (DE-{members})"] = fast, Aim("BN", members)
+        models.append((fast, ModelInfo("BN", members, members - 1, 1)))
     return models
 
 
@@ -172,15 +177,22 @@ def make_capacity(run: Experiment, ensemble: Ensemble) -> Models:
         trainees[f"end2-{teachers}"] = end2, run.seeded(recipe.end2_fit, "bridge")
         trainees[f"bn-{teachers}"] = network, bn_fit
     one_step = _walk_and_rivals(run, "capacity", walked, trainees)
-    models: Models = {}
+    one = _one_step(recipe)
+    models: Models = []
     for teachers, (ed, end2, network) in kept.items():
-        words = f"{teachers} teachers"
         bridge = one_step[slug(tuple(range(teachers)))]
-        models[f"DBN, {words}"] = FastEnsemble.of(bridge), Aim("DBN", teachers)
-        models[f"BN, {words}"] = FastEnsemble.of(network), Aim("BN", teachers)
-        models[f"ED, {words}"] = ed.model, Aim("ED", teachers)
-        models[f"EnD², {words}"] = end2.model, Aim("EnD2", teachers)
+        models += [
+            (FastEnsemble.of(bridge), replace(one, members=teachers)),
+            (FastEnsemble.of(network), ModelInfo("BN", teachers, 1, 1)),
+            (ed.model, ModelInfo("ED", teachers)),
+            (end2.model, ModelInfo("EnD2", teachers)),
+        ]
     return models
+
+
+def _one_step(recipe: Recipe) -> ModelInfo:
+    """One bridge of the paper's loss, in one step."""
+    return ModelInfo("DBN", recipe.target, 1, 1, "bridge", recipe.bridge.temperature.base)
 
 
 def _of_figures(run: Experiment, ensemble: Ensemble) -> Ensemble:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ensbridge.report.paper import PaperRow, counterpart, paper_rows
@@ -40,12 +40,15 @@ def tables(summary: Summary) -> tuple[CorruptedTable, ...]:
     severities = groups[0].severities
     found = []
     if 1 in severities:
-        rows = paper_rows(f"{summary.dataset}-c")
-        ours = {group.model for group in groups}
-        rows = rows if any(row.model in ours for row in rows) else ()
-        found.append(_table("Severity 1", [group.at(1) for group in groups], rows))
+        names = {group.model for group in groups}
+        ours = [group for group in summary.rows if group.model in names]
+        paper = {row: counterpart(row, ours) for row in paper_rows(f"{summary.dataset}-c")}
+        theirs = {(row.model if group is None else group.model): row for row, group in paper.items()}
+        found.append(
+            _table("Severity 1", [group.at(1) for group in groups], theirs if any(paper.values()) else {})
+        )
     if severities != (1,):
-        found.append(_table(_severities(severities), groups, ()))
+        found.append(_table(_severities(severities), groups, {}))
     return tuple(found)
 
 
@@ -72,14 +75,13 @@ def notes(summary: Summary) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _table(heading: str, groups: Sequence[CorruptedGroup], paper: Sequence[PaperRow]) -> CorruptedTable:
+def _table(heading: str, groups: Sequence[CorruptedGroup], paper: Mapping[str, PaperRow]) -> CorruptedTable:
     names = groups[0].corruptions
     rest = [name for name in names if name != FROST]
     with_frost = 0 < len(rest) < len(names)
     blocks = [(f"mean of {len(names)}", len(names))]
     blocks += [(f"mean of {len(rest)} without frost", len(rest))] if with_frost else []
-    ours = [group.model for group in groups]
-    theirs = {counterpart(row.model, ours): _theirs(row, len(blocks)) for row in paper}
+    theirs = {model: _theirs(row, len(blocks)) for model, row in paper.items()}
     rows: list[tuple[bool, str, tuple[str, ...]]] = []
     for group in groups:
         parts = [group, group.without(FROST)] if with_frost else [group]

@@ -6,25 +6,25 @@ import math
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from ensbridge.scores import Group, Row, Summary, control_of
+from ensbridge.scores import Group, Row, Summary
 
 # A difference below this many errors (or spreads over seeds) is not called one.
 CLEAR = 2.0
 ROUNDING = 1e-6  # of an NLL: as `metrics` has it, which pages are made without
 
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_MAIN = "+1 DBN"
 
 
 def main_bridge(summary: Summary) -> Group | None:
     """Return the bridge that the headline is about: the chosen one, the plain one-step bridge, or the first.
 
-    It is fixed by its name and never by its score, since choosing on the test split would flatter it.
+    It is fixed by what it is and never by its score, since choosing on the test split would flatter it.
     """
-    bridges = [group for group in summary.rows if group.method == "DBN"]
-    named = [group for group in bridges if group.model == (summary.main or _MAIN)]
+    bridges = [group for group in summary.rows if group.kind == "DBN"]
+    chosen = [group for group in bridges if group.model == summary.main]
     one_step = [group for group in bridges if group.first.steps == 1]
-    return next(iter(named + one_step + bridges), None)
+    plain = [group for group in one_step if group.first.bridges == 1 and group.first.loss == "bridge"]
+    return next(iter(chosen + plain + one_step + bridges), None)
 
 
 def main_control(summary: Summary) -> Group | None:
@@ -32,9 +32,13 @@ def main_control(summary: Summary) -> Group | None:
     bridge = main_bridge(summary)
     if bridge is None:
         return None
-    controls = [group for group in summary.rows if group.method == "control"]
-    named = [group for group in controls if group.model == control_of(bridge.model)]
-    return next(iter(named + controls), None)
+    controls = [group for group in summary.rows if group.kind == "control"]
+    same = [group for group in controls if _is_control_of(group.first, bridge.first)]
+    return next(iter(same + controls), None)
+
+
+def _is_control_of(control: Row, bridge: Row) -> bool:
+    return control.info == bridge.info.as_control()
 
 
 def headline(summary: Summary) -> str:
@@ -87,7 +91,7 @@ def control_sentence(summary: Summary) -> str:
             "No run has both the bridge and its control (the same bridge trained towards the source alone),"
             " so how much of this is owed to the ensemble is not known."
         )
-    same = control.model == control_of(bridge.model)
+    same = _is_control_of(control.first, bridge.first)
     own = "the same bridge" if bridge.first.bridges == 1 else "the same bridges"
     what = own if same else f"{control.model}, another bridge,"
     found = f"Without the ensemble — {what} trained towards the source alone —"
@@ -100,12 +104,12 @@ def control_sentence(summary: Summary) -> str:
         return f"{found}; {unsettled}, so the ensemble’s own share is not settled by this."
     if _members(both.theirs) == _members(both.ours):
         return f"{found} too; the ensemble itself lowers NLL from {theirs:.3f} to {ours:.3f}."
-    return f"{found}; the ensemble itself adds the rest{_owed(both.ours)}."
+    return f"{found}; the ensemble itself adds the rest{_measured_gain(both.ours)}."
 
 
 def ensemble(summary: Summary, members: int) -> Group | None:
     """Return the deep ensemble of so many members, None where it was not measured."""
-    found = (group for group in summary.rows if group.method == "DE" and group.first.members == members)
+    found = (group for group in summary.rows if group.kind == "DE" and group.first.members == members)
     return next(found, None)
 
 
@@ -135,7 +139,7 @@ def _unsettled(both: _Both, target: str) -> str:
     rows = [(row, theirs[seed]) for seed, row in zip(both.ours.seeds, both.ours.rows, strict=True)]
     pairs = [(a, b, a.gap, b.gap) for a, b in rows if a.gap is not None and b.gap is not None]
     if not pairs:
-        return _unsettled_owed(*rows[0]) if len(rows) == 1 else "the error of the difference is not known"
+        return _unsettled_gain(*rows[0]) if len(rows) == 1 else "the error of the difference is not known"
     means = [fmean(gaps) for gaps in zip(*((a, b) for _, _, a, b in pairs), strict=True)]
     values = f"({means[0]:.2f} against {means[1]:.2f} of the gap to {target})"
     difference, what = means[0] - means[1], "two standard errors"
@@ -143,8 +147,8 @@ def _unsettled(both: _Both, target: str) -> str:
     if len(pairs) > 1:
         # Both start from the same source in each run, so the seeds' own luck cancels in the difference.
         error, what = stdev(a - b for _, _, a, b in pairs), "twice its spread over seeds"
-    elif one.owed is not None and one.owed_error is not None and control_of(one.model) == other.model:
-        difference, error = one.owed, one.owed_error  # image by image, in NLL
+    elif (measured := _gain(one, other)) is not None:
+        difference, error = measured  # image by image, in NLL
     elif one.gap_error is None or other.gap_error is None:
         return f"the error of the difference {values} is not known"
     else:
@@ -153,13 +157,21 @@ def _unsettled(both: _Both, target: str) -> str:
     return f"the difference {values} is within {what}" if difference < CLEAR * error else ""
 
 
-def _unsettled_owed(one: Row, other: Row) -> str:
+def _gain(bridge: Row, control: Row) -> tuple[float, float] | None:
+    """How much lower a bridge's NLL is than its control's, and the error; None where it was not measured."""
+    gain, error = bridge.nll_gain_over_control, bridge.nll_gain_over_control_se
+    return None if gain is None or error is None or not _is_control_of(control, bridge) else (gain, error)
+
+
+def _unsettled_gain(bridge: Row, control: Row) -> str:
     """The same of one run in which there is no gap, image by image in NLL."""
-    if one.owed is None or one.owed_error is None or control_of(one.model) != other.model:
+    found = _gain(bridge, control)
+    if found is None:
         return "the error of the difference is not known"
-    if one.owed >= CLEAR * one.owed_error:
+    gain, error = found
+    if gain >= CLEAR * error:
         return ""
-    return f"the difference ({one.owed:.4f} ± {one.owed_error:.4f} of NLL) is within two standard errors"
+    return f"the difference ({gain:.4f} ± {error:.4f} of NLL) is within two standard errors"
 
 
 def _no_better(summary: Summary) -> str:
@@ -174,12 +186,12 @@ def _no_better(summary: Summary) -> str:
     return f"{_target(summary)} itself is no better than one network{which}" if failed else ""
 
 
-def _owed(bridge: Group) -> str:
+def _measured_gain(bridge: Group) -> str:
     """How much lower the bridge's NLL is than its control's, where one run has measured it."""
-    row = bridge.first
-    if len(bridge.rows) > 1 or row.owed is None or row.owed_error is None:
-        return ""
-    return f", {row.owed:.4f} ± {row.owed_error:.4f} of NLL"
+    gain, error = bridge.first.nll_gain_over_control, bridge.first.nll_gain_over_control_se
+    return (
+        "" if len(bridge.rows) > 1 or gain is None or error is None else f", {gain:.4f} ± {error:.4f} of NLL"
+    )
 
 
 def _gap_error(group: Group) -> float | None:

@@ -13,13 +13,13 @@ from ensbridge.report import corrupted
 from ensbridge.report.headline import control_sentence, headline, main_bridge
 from ensbridge.report.paper import comparison, source
 from ensbridge.report.style import LOOKS, variables
-from ensbridge.scores import COLUMNS, Group, Method, Summary, cells
+from ensbridge.scores import COLUMNS, Group, Kind, Summary, cells
 
 if TYPE_CHECKING:
     from ensbridge.report.writing import Part
 
 # The meaning of the rows, told only for the methods that the table holds.
-_ROW_MEANINGS: dict[Method, tuple[str, str]] = {
+_ROW_MEANINGS: dict[Kind, tuple[str, str]] = {
     "DE": (
         "DE-k",
         "Deep ensemble: k separately trained networks, their probabilities averaged; DE-1 is one network, the"
@@ -63,7 +63,7 @@ def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     main = main_bridge(summary)
-    methods = {group.method for group in summary.rows}
+    kinds = {group.kind for group in summary.rows}
     return environment.from_string(template).render(
         summary=summary,
         first=summary.first,
@@ -75,7 +75,7 @@ def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
         columns=[(column.heading, column.explain(summary)) for column in COLUMNS],
         errors=any(row.gap_error is not None for row in summary.first.rows),
         rows=[(_class(group, main), cells(group)[0], _split(cells(group)[1:])) for group in summary.rows],
-        row_meanings=[meaning for method, meaning in _ROW_MEANINGS.items() if method in methods],
+        row_meanings=[meaning for kind, meaning in _ROW_MEANINGS.items() if kind in kinds],
         one=next((group.first for group in summary.rows if group.model == "DE-1"), None),
         paper=_paper(summary),
         paper_source=source(),
@@ -128,7 +128,7 @@ def _figure(part: Part) -> dict[str, object]:
 
 
 def _class(group: Group, main: Group | None) -> str:
-    name = LOOKS[group.method].variable
+    name = LOOKS[group.kind].variable
     return f"{name} main" if main is not None and group.model == main.model else name
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ensbridge.scores import Group, Summary
+from ensbridge.scores import Group, Method, Summary, Width
 from ensbridge.scores.columns import dee_cell, number
 
 NOTE = (
-    "Rows are matched by name; a bridge that was trained with KL alone stands beside the paper’s. Ratios and"
-    " DEE are each side’s own: against its own networks and ensembles. ± is a standard deviation: ours over"
-    " seeds, the paper’s as it prints it."
+    "Rows are matched by method, members and bridges; a bridge that was trained with KL alone stands beside"
+    " the paper’s. Ratios and DEE are each side’s own: against its own networks and ensembles. ± is a"
+    " standard deviation: ours over seeds, the paper’s as it prints it."
 )
 # Its ECE is in no row here: nobody should compare it by accident.
 ECE_NOTE = (
@@ -30,6 +30,10 @@ class PaperRow:
     """One row of the paper's tables, under the name that the model has here; None where it prints nothing."""
 
     model: str
+    method: Method
+    members: int
+    bridges: int = 0
+    width: Width | None = None
     macs_ratio: float | None = None
     params_ratio: float | None = None
     acc: float | None = None
@@ -82,31 +86,32 @@ def source() -> str:
 
 
 def comparison(summary: Summary) -> Comparison | None:
-    """Put the paper's rows beside ours, matched by name; None where no row has a counterpart."""
-    ours = {group.model: group for group in summary.rows}
+    """Put the paper's rows beside ours; None where no row has a counterpart."""
     rows = paper_rows(summary.dataset)
-    names = {row.model: counterpart(row.model, ours) for row in rows}
-    if not any(name in ours for name in names.values()):
+    ours = {row: counterpart(row, summary.rows) for row in rows}
+    if not any(ours.values()):
         return None
     used = [
         (h, name, digits) for h, name, digits in _COLUMNS if any(getattr(r, name) is not None for r in rows)
     ]
     table = tuple(
-        (names[row.model], tuple(_pair(ours.get(names[row.model]), row, n, d) for _, n, d in used))
-        for row in rows
+        (row.model if group is None else group.model, tuple(_pair(group, row, n, d) for _, n, d in used))
+        for row, group in ours.items()
     )
     notes = (NOTE, ECE_NOTE, *([DEE_NOTE] if summary.dataset == "imagenet64" else []))
     return Comparison(tuple(heading for heading, _, _ in used), table, notes)
 
 
-def counterpart(model: str, ours: Container[str]) -> str:
-    """Our name for the paper's model: its own, or that of a bridge trained with KL where only that is there.
-
-    >>> counterpart("+2 DBN (DE-5)", ["+2 DBN (KL, DE-5)"]), counterpart("+1 DBN", ["+1 DBN", "+1 DBN (KL)"])
-    ('+2 DBN (KL, DE-5)', '+1 DBN')
-    """
-    straight = model.replace(" (", " (KL, ") if " (" in model else f"{model} (KL)"
-    return straight if model not in ours and straight in ours else model
+def counterpart(row: PaperRow, ours: Iterable[Group]) -> Group | None:
+    """Our model that is the paper's, of one step; a bridge trained with KL where there is no other."""
+    same = [
+        group
+        for group in ours
+        if (group.kind, group.first.members, group.first.bridges, group.first.width)
+        == (row.method, row.members, row.bridges, row.width)
+        and group.first.steps <= 1
+    ]
+    return min(same, key=lambda group: group.first.loss == "kl", default=None)
 
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ensbridge.scores import Method
+from ensbridge.scores import Kind
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Look:
     label: str
 
 
-LOOKS: dict[Method, Look] = {
+LOOKS: dict[Kind, Look] = {
     "DE": Look("de", "#757b84", "#8a97a4", "o", (0, (7.0, 2.5)), "DE (real members)"),
     "DBN": Look("dbn", "#0a84ea", "#2ba6ff", "D", "-", "DBN (bridge)"),
     "control": Look("control", "#d5650f", "#d9591c", "X", (0, (1.5, 1.5)), "control"),
@@ -56,6 +56,6 @@ def variables(dark: bool) -> dict[str, str]:
     return base | {look.variable: look.dark if dark else look.light for look in LOOKS.values()}
 
 
-def look(method: str) -> Look:
-    """The look of a method by its name in a file."""
-    return LOOKS.get(method, LOOKS["other"])  # type: ignore[call-overload]
+def look(kind: str) -> Look:
+    """The look of a kind of rows by its name in a file."""
+    return LOOKS.get(kind, LOOKS["other"])  # type: ignore[call-overload]

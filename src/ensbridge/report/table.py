@@ -74,7 +74,7 @@ def _table(summary: Summary, narrow: bool) -> Table:
     for group, row in zip(summary.rows, texts, strict=True):
         # `Text`, because a string would be read as markup: a model may be called "[red]".
         shown = [Text("\n".join(_parts(text, broken and i > 0))) for i, text in enumerate(row)]
-        table.add_row(*shown, style=_STYLES.get(group.method))
+        table.add_row(*shown, style=_STYLES.get(group.kind))
     return table
 
 

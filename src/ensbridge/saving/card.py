@@ -126,7 +126,7 @@ def _which(fast: FastEnsemble, rows: Sequence[Row]) -> str:
 
 def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     """Name the controls of as many bridges; fewer would leave to the ensemble what another bridge gives."""
-    own = [row for row in rows if row.method == "control" and row.bridges == len(fast.bridges)]
+    own = [row for row in rows if row.control and row.bridges == len(fast.bridges)]
     names = [_text(row.model) for row in own]
     if not names:
         of = "" if len(fast.bridges) == 1 else f" of {len(fast.bridges)} bridges"

@@ -56,7 +56,7 @@ def dee_cell(group: Group) -> str:
     values, bound = group.values("dee"), ">" if group.dee_is_bound else ""
     if all(isinstance(row.dee, str) for row in group.rows):
         return f">{min(values):g}"
-    exact = group.method == "DE" or len(values) == 1
+    exact = group.kind == "DE" or len(values) == 1
     return (
         f"{bound}{group.mean('dee'):.2f}"
         if exact

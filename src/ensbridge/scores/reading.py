@@ -9,6 +9,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ensbridge._aliases import upgrade_row, upgrade_scores
 from ensbridge.files import read_json
 from ensbridge.scores.rows import MOST, Bin, CorruptedRow, Curve, Range, Row, Scores
 from ensbridge.words import command
@@ -38,7 +39,7 @@ def read_scores(path: str | Path) -> Scores:
 
 def parse_scores(document: object, where: str = "scores") -> Scores:
     """Check a decoded `scores.json` and give it its types; `where` names it in errors."""
-    scores: Scores = _dataclass(Scores, document, where)
+    scores: Scores = _dataclass(Scores, upgrade_scores(document), where)
     if not scores.rows:
         raise ValueError(f"{where}: rows is [], expected a list of at least one row; {REMEDY}")
     for name in ("rows", "tradeoff", "capacity"):
@@ -74,7 +75,7 @@ def parse_corrupted(document: object, where: str = "row") -> CorruptedRow:
 
 def parse_curve(document: object, where: str = "curve") -> Curve:
     """Check a decoded training curve and give it its types."""
-    return _dataclass(Curve, document, where)
+    return _dataclass(Curve, upgrade_row(document), where)
 
 
 def _check_corrupted(scores: Scores, where: str) -> None:
@@ -139,6 +140,10 @@ def _value(hint: Any, value: object, where: str, key: str) -> Any:
     if origin is Literal:
         if value not in arguments:
             raise _wrong(where, key, value, f"one of {', '.join(arguments)}")
+        return value
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise _wrong(where, key, value, "true or false")
         return value
     if is_dataclass(hint) and isinstance(hint, type):
         return _dataclass(hint, value, f"{where}: {key}")

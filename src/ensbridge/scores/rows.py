@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Literal, NamedTuple
 
-Method = Literal["DE", "ED", "EnD2", "BN", "DBN", "control", "other"]
+Method = Literal["DE", "ED", "EnD2", "BN", "DBN", "other"]
+Kind = Literal["DE", "ED", "EnD2", "BN", "DBN", "control", "other"]  # as tables and figures tell rows apart
+Loss = Literal["bridge", "kl"]
+Width = Literal["small", "medium"]
 
 MOST = 2**63 - 1  # beyond it whole numbers are no longer those of arrays
 
@@ -31,7 +34,7 @@ Share = Annotated[float, Range(0, 1)]
 Size = Annotated[float, Range(0, 1e6)]
 Signed = Annotated[float, Range(-1e6, 1e6)]
 Temperature = Annotated[float, Range(1e-6, 1e6)]
-Loss = Annotated[float, Range(-1e12, 1e12)]
+LossValue = Annotated[float, Range(-1e12, 1e12)]
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,41 @@ class Reliability:
 
 
 @dataclass(frozen=True)
+class ModelInfo:
+    """What a model is: by this rows are matched, and from it their printed names are made.
+
+    >>> ModelInfo("DBN", members=3, bridges=1, steps=1, loss="kl").as_control().members
+    1
+    """
+
+    method: Method = "other"
+    members: Members = 1  # members that the model uses (DE-k) or aims at (the others); a control aims at one
+    bridges: Few = 0
+    steps: Few = 0
+    loss: Loss | None = None  # of diffusion bridges: the paper's regression, or KL; None where unknown
+    source_temperature: Temperature | None = (
+        None  # of diffusion bridges: by what the source's logits are divided
+    )
+    control: bool = False  # a bridge with the source alone as its target
+    width: Width | None = None  # of bridge networks
+
+    @property
+    def kind(self) -> Kind:
+        """The method, or that it is a control."""
+        return "control" if self.control else self.method
+
+    def as_control(self) -> ModelInfo:
+        """What the control of a bridge is: all the same, but that it has the source alone as its target."""
+        return replace(self, members=1, control=True)
+
+
+@dataclass(frozen=True)
 class Row:
     """One model's scores on the test split."""
 
     model: str
     method: Method
-    members: Members  # members that the row uses (DE-k) or aims at (the others); the control aims at one
+    members: Members
     bridges: Few
     steps: Few
     macs: Count
@@ -74,21 +106,30 @@ class Row:
     gap: Signed | None  # share of the NLL distance from DE-1 to the target ensemble that is closed
     gap_error: Size | None  # one standard error over test images
     reliability: Reliability | None = None
-    owed: Signed | None = None  # NLL below that of `control_of` the bridge, None where it was not measured
-    owed_error: Size | None = None  # one standard error over test images, each under both models
+    loss: Loss | None = None
+    source_temperature: Temperature | None = None
+    control: bool = False
+    width: Width | None = None
+    seed: Seed = 0
+    nll_gain_over_control: Signed | None = None  # None where the bridge's control was not measured
+    nll_gain_over_control_se: Size | None = None  # over test images, each under both models
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model is."""
+        return ModelInfo(**{field.name: getattr(self, field.name) for field in fields(ModelInfo)})
+
+    @property
+    def kind(self) -> Kind:
+        """The method, or that it is a control."""
+        return self.info.kind
 
 
-def control_of(bridge: str) -> str | None:
-    """The name of the control that is trained as one bridge or several are, with the source as its target.
-
-    >>> control_of("+1 DBN (KL)"), control_of("+1 DBN"), control_of("+2 DBN (KL, DE-5)"), control_of("ED")
-    ('control (KL)', 'control', '+2 control (KL)', None)
-    """
-    found = re.fullmatch(r"(\+\d+ )DBN(.*)", bridge)
-    if found is None:
+def find_control(bridge: Row, rows: Iterable[Row]) -> Row | None:
+    """The row of the control that was trained as one bridge or several were."""
+    if bridge.kind != "DBN":
         return None
-    training = re.sub(r" \(DE-\d+\)|, DE-\d+", "", found[2])  # a control knows no member but the source
-    return f"{found[1]}control{training}".removeprefix("+1 ")
+    return next((row for row in rows if row.info == bridge.info.as_control()), None)
 
 
 @dataclass(frozen=True)
@@ -110,7 +151,13 @@ class Curve:
     name: str
     method: Method
     images: tuple[Whole, ...]
-    loss: tuple[Loss, ...]
+    loss: tuple[LossValue, ...]
+    control: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """The method, or that it is a control."""
+        return "control" if self.control else self.method
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from ensbridge.scores.corrupted import CorruptedGroup, group_corrupted, images_of
 from ensbridge.scores.over_runs import OverRuns
-from ensbridge.scores.rows import Method, Row, Scores
+from ensbridge.scores.rows import Kind, Row, Scores
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Group(OverRuns):
         return self.first.model
 
     @property
-    def method(self) -> Method:
-        """The model's method."""
-        return self.first.method
+    def kind(self) -> Kind:
+        """The model's method, or that it is a control."""
+        return self.first.kind
 
     def of(self, seeds: Iterable[int]) -> Group:
         """The model in the runs of these seeds alone, as far as it has them; there must be one."""
@@ -112,7 +112,7 @@ class Summary:
     @property
     def shares_members(self) -> bool:
         """Whether there are several runs, in which every ensemble has the very same NLL."""
-        ensembles = [group for group in self.rows if group.method == "DE"]
+        ensembles = [group for group in self.rows if group.kind == "DE"]
         return len(self.runs) > 1 and bool(ensembles) and not any(group.spread("nll") for group in ensembles)
 
     @property
@@ -194,7 +194,7 @@ def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None, main: 
         seen[run.seed] = name
     _check_corrupted(runs, names)
     summary = Summary(tuple(runs), main)
-    bridges = [group.model for group in summary.rows if group.method == "DBN"]
+    bridges = [group.model for group in summary.rows if group.kind == "DBN"]
     if main is not None and main not in bridges:
         choice = f"give one of {', '.join(bridges)}" if bridges else "leave it out"
         raise ValueError(f"there is no bridge {main!r} in these runs; {choice}")

@@ -57,7 +57,7 @@ def draw(data: Data, width: int) -> Sheet:
     space = Margins(left=42, right=10, top=46, bottom=46, gap_x=54, gap_y=94)
     sheet, panels = Sheet.of_panels(width, len(data["curves"]), columns, 92, space)
     for number, (axes, curve) in enumerate(zip(panels, data["curves"], strict=True)):
-        style = look(curve["method"])
+        style = look(curve["kind"])
         thousands = [images / 1000 for images in curve["images"]]
         if len(data["seeds"]) > 1:
             axes.fill_between(thousands, curve["low"], curve["high"], color=style.light, alpha=0.25, lw=0)
@@ -95,7 +95,7 @@ def _curve(runs: list[Curve]) -> Data:
     losses = np.array([np.interp(images, curve.images, curve.loss) for curve in runs])
     return {
         "name": runs[0].name,
-        "method": runs[0].method,
+        "kind": runs[0].kind,
         "images": images,
         "mean": losses.mean(axis=0).tolist(),
         "low": losses.min(axis=0).tolist(),

@@ -29,7 +29,7 @@ def data(summary: Summary) -> Data:
     points = [
         {
             "model": group.model,
-            "method": group.method,
+            "kind": group.kind,
             "macs_ratio": group.first.macs_ratio,
             "nll": group.mean("nll"),
             "nll_sd": group.spread("nll"),
@@ -51,7 +51,7 @@ def caption(data: Data) -> str:
     """Say how to read it."""
     points = data["points"]
     line = ""
-    if sum(point["method"] == "DE" for point in points) > 1:
+    if sum(point["kind"] == "DE" for point in points) > 1:
         line = (
             " The dashed line joins the deep ensembles: a mark below it has a lower NLL than real members at"
             " its cost, read between their sizes."
@@ -71,9 +71,9 @@ def draw(data: Data, width: int) -> Sheet:
     """Draw the front at a width in pixels."""
     points = data["points"]
     narrow = width <= NARROW
-    methods = [method for method in LOOKS if any(p["method"] == method for p in points)]
+    kinds = [kind for kind in LOOKS if any(p["kind"] == kind for p in points)]
     columns = 2 if narrow else 4
-    legend = 20.0 * -(-(len(methods) + 1) // columns)
+    legend = 20.0 * -(-(len(kinds) + 1) // columns)
     space = Margins(left=44, right=18, top=legend + 34, bottom=50)
     sheet, (axes,) = Sheet.of_panels(width, 1, 1, 400, space)
     cost_axis(axes, [p["macs_ratio"] for p in points], width - 62)
@@ -82,7 +82,7 @@ def draw(data: Data, width: int) -> Sheet:
     sheet.name_axes(axes, "cost: MACs, × one network (log scale)", "test NLL, nats (lower is better)")
     front = _staircase(points)
     axes.plot(*zip(*front, strict=True), color=SOFT, alpha=0.35, linewidth=5, zorder=1.5, gid="pareto")
-    ensembles = sorted((p["macs_ratio"], p["nll"]) for p in points if p["method"] == "DE")
+    ensembles = sorted((p["macs_ratio"], p["nll"]) for p in points if p["kind"] == "DE")
     if len(ensembles) > 1:
         style = look("DE")
         axes.plot(
@@ -91,7 +91,7 @@ def draw(data: Data, width: int) -> Sheet:
     for number, point in enumerate(points):
         _mark(sheet, axes, number, point)
     stairs = Line2D([], [], color=SOFT, alpha=0.35, lw=5, label="Pareto front")
-    entries = [handle(method) if method == "DE" else handle(method, linestyle="") for method in methods]
+    entries = [handle(kind) if kind == "DE" else handle(kind, linestyle="") for kind in kinds]
     sheet.legend([*entries, stairs], columns)
     _name(sheet, axes, points, [ensembles, front])
     return sheet
@@ -119,7 +119,7 @@ def _limits(axes: Axes, points: list[Data]) -> None:
 
 
 def _mark(sheet: Sheet, axes: Axes, number: int, point: Data) -> None:
-    style = look(point["method"])
+    style = look(point["kind"])
     x, y, spread = point["macs_ratio"], point["nll"], point["nll_sd"]
     if spread:
         axes.plot([x, x], [y - spread, y + spread], color=style.light, lw=1.5, zorder=2.5)
@@ -133,8 +133,8 @@ def _mark(sheet: Sheet, axes: Axes, number: int, point: Data) -> None:
 
 def _name(sheet: Sheet, axes: Axes, points: list[Data], lines: list[list[tuple[float, float]]]) -> None:
     """Write names beside the marks that the legend alone does not tell."""
-    methods = [p["method"] for p in points]
-    named = [p for p in points if p["method"] in ("DE", "DBN", "other") or methods.count(p["method"]) > 1]
+    kinds = [p["kind"] for p in points]
+    named = [p for p in points if p["kind"] in ("DE", "DBN", "other") or kinds.count(p["kind"]) > 1]
 
     def pixel(x: float, y: float) -> Point:
         at = axes.transData.transform((x, y))

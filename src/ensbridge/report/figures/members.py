@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.transforms import ScaledTranslation
 from ensbridge.report.figures.sheet import NARROW, Margins, Sheet, cost_axis, handle, linear_ticks
 from ensbridge.report.paper import paper_capacity
 from ensbridge.report.style import PAPER, look
-from ensbridge.scores import Group, Summary
+from ensbridge.scores import Group, Kind, Summary, Width
 
 Data = dict[str, Any]
 
@@ -25,7 +25,7 @@ def tradeoff_data(summary: Summary) -> Data | None:
     """Return the ensembles and what was trained towards ever more members, None without such rows."""
     if not summary.tradeoff:
         return None
-    ensembles = tuple(group for group in summary.rows if group.method == "DE")
+    ensembles = tuple(group for group in summary.rows if group.kind == "DE")
     return _data(summary, (*ensembles, *summary.tradeoff))
 
 
@@ -33,7 +33,7 @@ def capacity_data(summary: Summary) -> Data | None:
     """Return what single networks learnt from ever more teachers, None without such rows."""
     if not summary.capacity:
         return None
-    ensembles = tuple(group for group in summary.rows if group.method == "DE")
+    ensembles = tuple(group for group in summary.rows if group.kind == "DE")
     found = _data(summary, (*ensembles, *summary.capacity))
     theirs = [{"members": p.members, "acc": p.acc, "dee": p.dee} for p in paper_capacity(summary.dataset)]
     return found | {"paper": theirs}
@@ -106,25 +106,16 @@ def draw_capacity(data: Data, width: int) -> Sheet:
 
 
 def _data(summary: Summary, groups: Sequence[Group]) -> Data:
-    series: dict[tuple[str, str], list[Group]] = {}
-    names = {group.model: _kind(group) for group in groups}
-    counts = {
-        method: {names[g.model] for g in groups if g.method == method}
-        for method in {g.method for g in groups}
-    }
+    series: dict[tuple[Kind, Width | None], list[Group]] = {}
     for group in groups:
-        series.setdefault((group.method, names[group.model]), []).append(group)
+        series.setdefault((group.kind, group.first.width), []).append(group)
+    counts = Counter(kind for kind, _ in series)
     found = []
-    for (method, kind), members in series.items():
+    for (kind, width), members in series.items():
         ordered = sorted(members, key=lambda group: (group.first.members, group.first.macs_ratio))
-        name = look(method).label if len(counts[method]) == 1 else kind
-        found.append({"method": method, "name": name, "points": [_point(group) for group in ordered]})
+        name = look(kind).label if counts[kind] == 1 or width is None else f"{look(kind).label} {width}"
+        found.append({"kind": kind, "name": name, "points": [_point(group) for group in ordered]})
     return {"dataset": summary.dataset, "seeds": list(summary.seeds), "series": found}
-
-
-def _kind(group: Group) -> str:
-    """What rows of one series have in common: their name without numbers and targets."""
-    return re.sub(r"\s*\(DE-\d+\)|[+\-]?\d+\s*", "", group.model).strip() or group.method
 
 
 def _point(group: Group) -> Data:
@@ -157,10 +148,10 @@ def _panel(sheet: Sheet, axes: Axes, data: Data, x: str, y: str, members: str) -
 
 
 def _series(sheet: Sheet, axes: Axes, series: Data, x: str, y: str, number: int) -> None:
-    style, points = look(series["method"]), series["points"]
+    style, points = look(series["kind"]), series["points"]
     xs, ys = [p[x] for p in points], [p[y] for p in points]
     spreads = [p[f"{y}_sd"] or 0.0 for p in points]
-    order = 3 if series["method"] == "DBN" else 2.5
+    order = 3 if series["kind"] == "DBN" else 2.5
     if any(spreads):
         axes.errorbar(xs, ys, yerr=spreads, fmt="none", ecolor=style.light, elinewidth=1.2, zorder=order)
     size = 7 if style.marker in "oDs" else 8.5
@@ -203,7 +194,7 @@ def _marks(data: Data) -> str:
 
 
 def _handles(data: Data) -> list[Line2D]:
-    found = [handle(series["method"], series["name"]) for series in data["series"]]
+    found = [handle(series["kind"], series["name"]) for series in data["series"]]
     if data.get("paper"):
         found.append(_paper_handle())
     return found

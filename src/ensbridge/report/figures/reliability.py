@@ -20,7 +20,7 @@ def data(summary: Summary) -> Data | None:
     """Return the bins of the important models, pooled over runs; None where no row has bins."""
     bridge = main_bridge(summary)
     target = ensemble(summary, bridge.first.members) if bridge is not None else None
-    rivals = [next((g for g in summary.rows if g.method == method), None) for method in ("ED", "EnD2")]
+    rivals = [next((g for g in summary.rows if g.kind == kind), None) for kind in ("ED", "EnD2")]
     wanted = [ensemble(summary, 1), target, bridge, main_control(summary), *rivals]
     found = [group for group in dict.fromkeys(wanted) if group is not None and _has_bins(group)]
     if not found:  # models without the usual names: the first few
@@ -113,7 +113,7 @@ def _bins(group: Group, name: str) -> list[tuple[Bin, ...]]:
 
 
 def _panel(group: Group) -> Data:
-    values: Data = {"model": group.model, "method": group.method}
+    values: Data = {"model": group.model, "kind": group.kind}
     for name in ("before", "after"):
         bins = _bins(group, name)
         values[name] = pool(bins) if bins else None
@@ -128,7 +128,7 @@ def _errors(panel: Data) -> str:
 
 
 def _line(sheet: Sheet, axes: Any, panel: Data, name: str, most: int, identifier: str) -> None:
-    style, filled = look(panel["method"]), name == "after"
+    style, filled = look(panel["kind"]), name == "after"
     bins = [each for each in panel[name] if each["count"]]
     xs, ys = ([each[key] for each in bins] for key in _BIN)
     order = 3 if filled else 2.5

@@ -27,14 +27,13 @@ def data(summary: Summary) -> Data | None:
     first = next(iter(groups.values()), None)
     if first is None or len(first.severities) < 2:
         return None
-    methods = {row.model: row.method for run in summary.runs for row in run.rows}
+    kinds = {row.model: row.kind for run in summary.runs for row in run.rows}
     main = main_bridge(summary)
-    bridges = [name for name in groups if methods.get(name) == "DBN"]
+    bridges = [name for name in groups if kinds.get(name) == "DBN"]
     bridge = [main.model] if main is not None and main.model in groups else bridges[:1]
     chosen = [name for name in ("DE-1", "DE-2", "DE-3", *bridge) if name in groups] or list(groups)[:4]
     series = [
-        {"model": name, "method": methods.get(name, "other"), "points": _points(groups[name])}
-        for name in chosen
+        {"model": name, "kind": kinds.get(name, "other"), "points": _points(groups[name])} for name in chosen
     ]
     return {
         "dataset": summary.dataset,
@@ -75,18 +74,18 @@ def draw(data: Data, width: int) -> Sheet:
             for point in series["points"]:
                 if spread := point[f"{name}_sd"]:
                     ends = [point[name] - spread, point[name] + spread]
-                    colour = look(series["method"]).light
+                    colour = look(series["kind"]).light
                     axes.plot([point["severity"]] * 2, ends, color=colour, lw=1.5, zorder=1.5)
         axes.xaxis.set_major_locator(FixedLocator([p["severity"] for p in data["series"][0]["points"]]))
         linear_ticks(axes, 5)
         sheet.name_axes(axes, "severity", words)
-    handles = [handle(series["method"], series["model"], **_style(series)) for series in data["series"]]
+    handles = [handle(series["kind"], series["model"], **_style(series)) for series in data["series"]]
     sheet.legend(handles, 2 * columns)
     return sheet
 
 
 def _style(series: Data) -> dict[str, Any]:
-    style = look(series["method"])
+    style = look(series["kind"])
     return {
         "color": style.light,
         "linestyle": style.line,

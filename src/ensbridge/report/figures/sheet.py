@@ -159,9 +159,9 @@ class Sheet:
         return file.getvalue()
 
 
-def handle(method: str, label: str = "", **changes: Any) -> Line2D:
-    """A legend's entry for a method: its line and marker."""
-    style = look(method)
+def handle(kind: str, label: str = "", **changes: Any) -> Line2D:
+    """A legend's entry for a kind of rows: its line and marker."""
+    style = look(kind)
     values: dict[str, Any] = {
         "color": style.light,
         "marker": style.marker,

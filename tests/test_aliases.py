@@ -1,0 +1,54 @@
+"""Files that version 0.1 wrote are read, resumed and loaded; `tests/data/v0_1` was made by it."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ensbridge as eb
+from _recipe import tiny
+from ensbridge.recipes import run_recipe
+from ensbridge.scores import read_scores
+
+OLD = Path(__file__).parent / "data" / "v0_1"
+
+
+def test_old_scores_have_the_fields_of_today() -> None:
+    document, scores = json.loads((OLD / "scores.json").read_text()), read_scores(OLD)
+    for old, row in zip(document["rows"], scores.rows, strict=True):
+        assert (old["model"], old["nll"], old["dee"], old["owed"]) == (
+            row.model,
+            row.nll,
+            row.dee,
+            row.nll_gain_over_control,
+        )
+        assert (old["method"] == "control") == row.control
+        assert row.seed == 3
+    bridges = [row for row in scores.rows if row.method == "DBN"]
+    assert [row.loss for row in bridges] == ["kl" if "KL" in row.model else "bridge" for row in bridges]
+    assert [row.width for row in scores.rows if row.method == "BN"] == ["small", "medium"]
+
+
+def test_a_run_that_was_killed_resumes_to_the_same_scores(tmp_path: Path) -> None:
+    with tarfile.open(OLD / "run.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    before = {path: path.read_bytes() for path in tmp_path.glob("member-*/checkpoint-*")}
+    scores, old = run_recipe(tiny(), tmp_path, seed=3), read_scores(OLD)
+    assert before == {path: path.read_bytes() for path in tmp_path.glob("member-*/checkpoint-*")}
+    assert [row.model for row in scores.rows] == [row.model for row in old.rows]
+    for row, expected in zip(scores.rows, old.rows, strict=True):
+        assert row.nll == pytest.approx(expected.nll, rel=1e-4), row.model
+        assert row.macs == expected.macs
+
+
+@pytest.mark.parametrize("name", ["dbn", "dbn-steps", "bn"])
+def test_a_saved_model_has_the_same_logits(name: str) -> None:
+    tensors = load_file(OLD / "models" / f"{name}.safetensors")
+    with torch.no_grad():
+        logits = eb.load(OLD / "models" / name)(tensors["images"])
+    torch.testing.assert_close(logits, tensors["logits"], rtol=1e-5, atol=1e-5)
