@@ -12,10 +12,10 @@ from torch import nn
 
 import _runs
 from ensbridge.data import Splits
+from ensbridge.experiments import Recipe, digits
 from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.nets.score import ZInput
 from ensbridge.nets.tail import Tail
-from ensbridge.recipes import Recipe, digits
 
 
 def load() -> Splits:

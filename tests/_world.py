@@ -29,10 +29,9 @@ from ensbridge.answers import predict
 from ensbridge.data import Augment, ImageSet
 from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import evaluate
+from ensbridge.experiments import evaluate_run, runner, train_recipe
 from ensbridge.methods import AbstractMethod, Batch, BridgeConfig, DiffusionBridge, StepDistillation
-from ensbridge.recipes import evaluate_run, experiment, train_recipe
 from ensbridge.train import FitConfig, fit
-from ensbridge.train import distill as distill_module
 from ensbridge.train.engine import Engine, join
 from ensbridge.train.fit import OutOfTime
 
@@ -290,14 +289,13 @@ def recipe(engine: Engine, folder: Path, together: int = 1) -> tuple[list[str], 
     """Train a recipe and measure it; which parts this process trained, and how."""
     told: list[str] = []
     tiny = _recipe.tiny(members_together=together)
-    real = experiment.fit
+    real = runner.fit
 
     def spy(method: Any, data: Any, config: Any, place: Path, progress: Any, **options: Any) -> Any:
-        if not options.get("only_load"):
-            told.append(f"{place.name} {'alone' if options['engine'] is None else 'together'}")
+        told.append(f"{place.name} {'alone' if options['engine'] is None else 'together'}")
         return real(method, data, config, place, progress, **options)
 
-    experiment.fit = distill_module.fit = spy
+    runner.fit = spy
     train_recipe(tiny, folder, 0, ("members", "distill"))
     train_recipe(tiny, folder, 0, ("members", "distill"))  # of which all is there
     scores, _ = evaluate_run(folder, tiny)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import ensbridge as eb
 from _recipe import tiny
-from ensbridge.recipes import run_recipe
+from ensbridge.experiments import run_recipe
 from ensbridge.scores import read_scores
 
 OLD = Path(__file__).parent / "data" / "v0_1"

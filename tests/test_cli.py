@@ -20,7 +20,7 @@ import torch
 import _runs
 import ensbridge
 from ensbridge import cli
-from ensbridge.recipes import digits
+from ensbridge.experiments import digits
 from ensbridge.scores import Method, Row, Scores, read_scores
 
 TOKEN = "ENSBRIDGE_TEST_TOKEN"
@@ -132,7 +132,7 @@ SCORES = Scores(
         row("DE-1", "DE", 1, 0.4),
         row("DE-2", "DE", 2, 0.3, macs_ratio=2.0),
         row("+1 DBN", "DBN", 2, 0.32, bridges=1, steps=1, dee=1.8, gap=0.8, gap_error=0.1),
-        row("control", "control", 1, 0.35, bridges=1, steps=1, dee=1.5, gap=0.5, gap_error=0.1),
+        row("control", "DBN", 1, 0.35, control=True, bridges=1, steps=1, dee=1.5, gap=0.5, gap_error=0.1),
     ),
 )
 
@@ -221,7 +221,7 @@ def test_errors_become_one_sentence_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("ensbridge.recipes.run_recipe", raising(error))
+    monkeypatch.setattr("ensbridge.experiments.run_recipe", raising(error))
     assert in_process(monkeypatch, "quickstart", "--out", tmp_path) == code
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -232,7 +232,7 @@ def test_errors_become_one_sentence_and_an_exit_code(
 def test_a_mistake_of_the_program_is_not_hidden(
     error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensbridge.recipes.run_recipe", raising(error("a bug")))
+    monkeypatch.setattr("ensbridge.experiments.run_recipe", raising(error("a bug")))
     monkeypatch.setattr(sys, "argv", ["ensbridge", "quickstart", "--out", str(tmp_path)])
     with pytest.raises(error, match="a bug"):
         cli.main()
@@ -252,7 +252,7 @@ def test_quickstart_prints_the_table_and_writes_the_page(
         advance(4)
         return SCORES
 
-    monkeypatch.setattr("ensbridge.recipes.run_recipe", run_recipe)
+    monkeypatch.setattr("ensbridge.experiments.run_recipe", run_recipe)
     monkeypatch.setenv("COLUMNS", "60")
     assert in_process(monkeypatch, "quickstart", "--out", tmp_path, "--seed", "3") == 0
     captured = capsys.readouterr()
@@ -313,6 +313,7 @@ def test_a_recipe_is_trained_and_evaluated_from_the_command_line(
     assert scores.settings == {
         "recipe": "digits",
         "preset": "default",
+        "schedule": "published",
         "changes": ", ".join(["members=2", "target=2", *fits]),
     }
 

@@ -120,8 +120,8 @@ def test_warnings_and_progress_are_shown_and_not_obeyed(
         warnings.warn(f"{HOSTILE} is damaged", stacklevel=1)
         return parse_scores(_report.make_document()), [HOSTILE]
 
-    monkeypatch.setattr("ensbridge.recipes.evaluate_run", evaluate_run)
-    monkeypatch.setattr("ensbridge.recipes.check_runs", lambda runs: None)
+    monkeypatch.setattr("ensbridge.experiments.evaluate_run", evaluate_run)
+    monkeypatch.setattr("ensbridge.experiments.check_runs", lambda runs: None)
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -14,7 +14,7 @@ import torch
 import _recipe
 import _runs
 import _world
-from ensbridge.recipes import evaluate_run, train_recipe
+from ensbridge.experiments import evaluate_run, train_recipe
 from ensbridge.train import engine as engine_module
 from ensbridge.train import fit
 from ensbridge.train.checkpoint import load_checkpoint

@@ -25,7 +25,7 @@ st = pytest.importorskip("hypothesis.strategies")
 
 import _report  # noqa: E402
 import _runs  # noqa: E402
-from ensbridge.recipes import Plan, check_runs  # noqa: E402
+from ensbridge.experiments import Plan, check_runs  # noqa: E402
 from ensbridge.report import headline, rich_table, write_report  # noqa: E402
 from ensbridge.report.figures import PLOTS  # noqa: E402
 from ensbridge.scores import read_scores, summarise  # noqa: E402
@@ -161,7 +161,7 @@ def test_any_scores_that_can_be_read_can_be_reported(data: Any) -> None:
 # ------------------------------------------------------------------------------ config.json
 
 FIELDS = [
-    *("members", "target", "figure_members", "members_together", "kl_heat", "feature", "end2_predict"),
+    *("members", "target", "figure_members", "members_together", "kl_temperature", "feature", "end2_predict"),
     *("bridge.num_steps", "bridge.beta", "bridge.ema", "bridge.temperature.base", "bridge.z_input"),
     *(
         "member_fit.epochs",

@@ -23,12 +23,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("benching",),
-    ("recipes", "report", "capturing", "exporting", "predicting", "serve", "compression", "zoo"),
+    ("experiments", "report", "capturing", "exporting", "predicting", "serve", "compression", "zoo"),
     ("answers", "evaluation", "fast_ensemble", "fidelity", "inference", "robustness", "saving", "train"),
     ("methods",),
     ("ensemble", "calibration", "sampler", "nets", "data"),
     ("schedule", "metrics", "agreement", "cost", "devices", "scores", "progress"),
-    ("words", "files"),
+    ("words", "files", "_aliases"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 NEIGHBOURS_TALK = (FLOOR["train"], FLOOR["nets"])
@@ -122,8 +122,7 @@ def test_imports_go_down_only() -> None:
 
 def test_the_walk_sees_the_package() -> None:
     seen = {(each.room, each.target) for each in imports(PACKAGE)}
-    for pair in (("cli", "recipes"), ("recipes", "train"), ("evaluation", "metrics"), ("train", "methods")):
-        assert pair in seen
+    assert {("cli", "experiments"), ("experiments", "train"), ("evaluation", "metrics")} <= seen
 
 
 @pytest.mark.parametrize(
@@ -151,11 +150,11 @@ def test_the_walk_sees_the_package() -> None:
         ("scores/rows.py", "from ensbridge.progress import say", "imports progress, which is beside scores"),
         ("cost.py", "from ensbridge.metrics import nll", "imports metrics, which is beside cost"),
         (
-            "recipes/run.py",
+            "experiments/run.py",
             "from ensbridge.report import headline",
-            "imports report, which is beside recipes",
+            "imports report, which is beside experiments",
         ),
-        ("report/page.py", "from ensbridge.recipes import digits", "report may import"),
+        ("report/page.py", "from ensbridge.experiments import digits", "report may import"),
         ("report/page.py", "from ensbridge.metrics import nll", "report may import"),
         ("data/loader.py", "from ensbridge.oven import bake", "imports oven, which has no floor"),
         ("oven.py", "import json", "oven.py has no floor; give it one in FLOORS of tests/test_imports.py"),
@@ -180,7 +179,7 @@ def test_what_is_against_the_order_is_named(file: str, line: str, words: str, tm
         ("report/page.py", "from ensbridge.scores import Scores"),
         ("report/page.py", "from . import figures"),
         ("cli.py", "from ensbridge import __version__"),
-        ("cli.py", "def f():\n    from ensbridge.recipes import digits"),
+        ("cli.py", "def f():\n    from ensbridge.experiments import digits"),
     ],
 )
 def test_what_is_in_order_is_let_through(file: str, line: str, tmp_path: Path) -> None:
@@ -208,7 +207,7 @@ def test_reports_and_the_command_line_start_without_torch() -> None:
 
 
 def test_functions_are_not_hidden_by_modules_of_their_name() -> None:
-    code = "import ensbridge, ensbridge.recipes, ensbridge.train.fit, ensbridge.evaluation; "
+    code = "import ensbridge, ensbridge.experiments, ensbridge.train.fit, ensbridge.evaluation; "
     code += (
         "print(*(type(getattr(ensbridge, name)).__name__ for name in ('evaluate', 'fit', 'distill_steps')))"
     )

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import ensbridge
+from ensbridge.experiments import Plan, check_runs, train_recipe
 from ensbridge.methods import BridgeConfig
-from ensbridge.recipes import Plan, check_runs, train_recipe
 from ensbridge.schedule import MOST_STEPS, BridgeSchedule
 from ensbridge.train import FitConfig
 
@@ -59,7 +59,7 @@ def test_rates_are_finite(name: str, value: float) -> None:
 
 EVALUATING = """
 import resource, sys
-from ensbridge.recipes import evaluate_run, check_runs
+from ensbridge.experiments import evaluate_run, check_runs
 resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
 (check_runs if sys.argv[1] == "check" else lambda folders: evaluate_run(folders[0]))([sys.argv[2]])
 """

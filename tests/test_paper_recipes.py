@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from ensbridge.cost import count_params
-from ensbridge.recipes import Plan, outline
-from ensbridge.recipes.plan import RECIPES
-from ensbridge.recipes.recipe import Recipe, build, rival_sizes
+from ensbridge.experiments import Plan, dry_run
+from ensbridge.experiments.plan import RECIPES
+from ensbridge.experiments.recipe import Recipe, baseline_sizes, build
+from ensbridge.methods.diffusion_bridge import Preset
 from ensbridge.report.paper import paper_rows
 
 PAPER = [name for name in RECIPES if name != "digits"]
@@ -21,8 +24,8 @@ EXACT = {
 }
 
 
-def recipe(name: str, preset: str = "default") -> Recipe:
-    return Plan(name, preset).recipe()  # type: ignore[arg-type]
+def recipe(name: str, preset: str = "default", schedule: str = "paper") -> Recipe:
+    return Plan(name, preset, schedule=schedule).recipe()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -35,7 +38,7 @@ def test_networks_and_lengths_are_the_papers(name: str) -> None:
     assert own.train_images == images
     assert own.member_fit.total_steps(images) == member_steps
     assert own.bridge_fit.total_steps(images) == bridge_steps
-    assert (own.members, own.target, own.most_members, rival_sizes(own)) == (5, 3, 9, (3, 5))
+    assert (own.members, own.target, own.most_members, baseline_sizes(own)) == (5, 3, 9, (3, 5))
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -61,8 +64,8 @@ def test_presets_decide_who_gets_mixup_and_how_many_passes(name: str, preset: st
     assert own.ed_fit.augment.mixup == own.end2_fit.augment.mixup == (mixup if preset == "default" else 0)
     epochs = own.bridge_fit.epochs + 50 * (3 if preset == "paper" else 1)
     if preset == "default":
-        rivals = {fit.epochs for fit in (own.ed_fit, own.end2_fit, own.bn_fit, own.kl_fit)}
-        assert rivals == {epochs}
+        baselines = {fit.epochs for fit in (own.ed_fit, own.end2_fit, own.bn_fit, own.kl_fit)}
+        assert baselines == {epochs}
     else:
         assert (own.end2_fit.epochs, own.bn_fit.epochs) == (250, 200)
         assert own.ed_fit.epochs == own.member_fit.epochs
@@ -78,26 +81,51 @@ def test_settings_of_the_paper_by_data_set() -> None:
     assert recipe("imagenet64", "paper").member_fit.epochs == 250
     assert every[0].bn_fit.warmup_steps == 5 * 40_960 // 128
     assert every[0].distill_fit.lr == pytest.approx(2.5e-5)
-    assert [each.kl_heat for each in every] == [2, 1.5, 1, 1]
-    assert recipe("cifar10", "paper").kl_heat == recipe("cifar10", "released").kl_heat == 1
+    assert [each.kl_temperature for each in every] == [4, 3, 2, 2]
+    assert {recipe("cifar10", preset).kl_temperature for preset in ("paper", "released")} == {2}
+
+
+@pytest.mark.parametrize(("name", "epochs"), [("cifar10", 320), ("cifar100", 158)])
+def test_the_published_schedule_is_that_of_the_results(name: str, epochs: int) -> None:
+    own = recipe(name, schedule="published")
+    fits = [own.bridge_fit, own.kl_fit, own.ed_fit, own.end2_fit, own.bn_fit]
+    assert {(fit.epochs, fit.batch_size, fit.augment.mixup) for fit in fits} == {(epochs, 512, 0.4)}
+    assert [fit.lr for fit in fits] == [2e-3, 2e-3, 0.1, 0.05, 0.1]
+    assert (own.distill_fit.epochs, own.distill_fit.lr, own.bridge.ema) == (10, 2e-4, 0.9995)
+    assert own.member_fit == recipe(name).member_fit
+    assert own.bn_fit.warmup_steps == 400
+
+
+@pytest.mark.parametrize("name", ["tiny-imagenet", "imagenet64"])
+def test_what_was_not_run_has_the_papers_schedule(name: str) -> None:
+    published, paper = (recipe(name, schedule=schedule) for schedule in ("published", "paper"))
+    assert published.bridge_fit == paper.bridge_fit
 
 
 def test_what_would_be_trained_is_said_without_the_data() -> None:
-    lines = outline(recipe("cifar10"), ["members", "distill", "rivals", "capacity"])
-    assert lines[0].split()[:4] == ["members", "5", "×", "member"]
+    plan = Plan("cifar10", schedule="paper")
+    lines = dry_run(plan, ["members", "distill", "baselines", "capacity"])
+    assert lines[0].split()[:4] == ["members", "9", "×", "member"]  # the capacity's too
     text = "\n".join(lines)
-    assert "rivals    2 × ED " in text
-    assert "distill   4 × bridge (KL, T = 4) " in text
-    assert "rivals    6 × bridge network, small and medium" in text  # four small and two medium
-    assert "capacity  4 × member " in text  # up to nine
+    assert "baselines 2 × ED " in text
+    assert "bridges   4 × bridge (KL, T = 4) " in text
+    assert "baselines 4 × bridge network, small " in text
+    assert "baselines 2 × bridge network, medium " in text
     assert "800 epochs of 40,960 images, batches of 128: 256,000 steps" in text
+    assert dry_run(plan, ["members"])[0].split()[1] == "5"
+
+
+@pytest.mark.parametrize(("preset", "stages"), [("default", "5 → 1"), ("paper", "5 → 3, 3 → 2, 2 → 1")])
+def test_a_dry_run_says_how_steps_are_distilled(preset: Preset, stages: str) -> None:
+    lines = [line for line in dry_run(Plan("digits", preset), ["distill"]) if "distilled" in line]
+    assert [re.findall(r"distilled (\d → \d) steps", line)[0] for line in lines] == stages.split(", ")
 
 
 def test_every_row_of_the_papers_cifar_10_table_has_a_name_here() -> None:
     own = recipe("cifar10")
-    target, sizes = own.target, rival_sizes(own)
+    target, sizes = own.target, baseline_sizes(own)
     made = {f"DE-{k}" for k in range(1, own.members + 1)}
     made |= {"+1 DBN", f"+{(own.members - 1) // (target - 1)} DBN (DE-{own.members})", "ED", "EnD²"}
-    made |= {f"{rival} (DE-{size})" for rival in ("ED", "EnD²") for size in sizes[1:]}
+    made |= {f"{student} (DE-{size})" for student in ("ED", "EnD²") for size in sizes[1:]}
     made |= {f"+{size - 1} BN small" for size in sizes} | {f"+{target - 1} BN medium"}
     assert {row.model for row in paper_rows("cifar10")} <= made

@@ -15,18 +15,19 @@ from torch import nn
 
 import _runs
 from _recipe import Heard, member, results, tiny
-from ensbridge.ensemble import Ensemble
+from ensbridge.experiments import Recipe, evaluate_run, run_recipe, train_recipe
+from ensbridge.experiments.jobs import outline
+from ensbridge.experiments.parts import groups_for
+from ensbridge.experiments.recipe import build, describe
+from ensbridge.experiments.runner import Run
+from ensbridge.experiments.table import experiment_of
+from ensbridge.experiments.threads import side_by_side
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.nets import ResNet
-from ensbridge.recipes import Recipe, evaluate_run, run_recipe, stages, train_recipe
-from ensbridge.recipes.experiment import Experiment, groups_for
-from ensbridge.recipes.outline import outline
-from ensbridge.recipes.recipe import build, describe
-from ensbridge.recipes.threads import side_by_side
 from ensbridge.scores import name_rows, read_scores
 
-STAGES = ["members", "bridges", "curves", "rivals"]
-RIVALS = ["ED", "EnD²", "+1 BN small", "+1 BN medium"]
+STAGES = ["members", "bridges", "curves", "baselines"]
+BASELINES = ["ED", "EnD²", "+1 BN small", "+1 BN medium"]
 BRIDGES = ["+1 DBN (5 steps)", "+1 DBN", "+1 DBN (KL)", "+2 DBN (DE-3)", "+2 DBN (KL)"]
 CONTROLS = ["control", "control (KL)", "+2 control", "+2 control (KL)"]
 
@@ -44,7 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rows_come_in_their_order(whole: Path) -> None:
     scores = read_scores(whole)
-    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *RIVALS, *BRIDGES, *CONTROLS]
+    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *BASELINES, *BRIDGES, *CONTROLS]
     methods = ["ED", "EnD2", "BN", "BN", *["DBN"] * 5, *["control"] * 4]
     assert [row.kind for row in scores.rows[3:]] == methods
     assert [row.members for row in scores.rows] == [1, 2, 3, *[2] * 4, 2, 2, 2, 3, 2, *[1] * 4]
@@ -71,27 +72,17 @@ def test_every_bridge_of_one_step_is_measured_beside_its_control(whole: Path) ->
 def test_what_bridges_learn_from_and_start_from(
     members: int, target: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained: dict[str, list[str]] = {}
-
-    def distilled(
-        _: Any, part: str, walked: dict[str, DiffusionBridge], *__: Any
-    ) -> dict[str, DiffusionBridge]:
-        trained[part] = list(walked)
-        return walked
-
-    def fitted(_: Any, part: str, methods: dict[str, Any], *__: Any) -> None:
-        trained[part] = list(methods)
-
-    monkeypatch.setattr(Experiment, "fit", fitted)
-    monkeypatch.setattr(Experiment, "keep_curve", lambda *_: None)
-    monkeypatch.setattr(stages, "make_distillation", distilled)
-    monkeypatch.setattr(stages.FastEnsemble, "of", staticmethod(lambda *methods: methods))
     recipe = tiny(members=members, target=target)
-    ensemble = Ensemble([build(recipe.member, seed) for seed in range(members)])
-    models = stages.make_bridges(Experiment(recipe, tmp_path, 3, recipe.load(), Heard()), ensemble)
-    names = name_rows([info for _, info in models], target)
+    experiment = experiment_of(recipe, seed=3)
+    run = Run(experiment, tmp_path, 3, recipe.load(), Heard())
+    monkeypatch.setattr("ensbridge.experiments.runner.load_trained", lambda *_: None)  # as they start
+    monkeypatch.setattr(Run, "is_finished", lambda *_: True)
+    monkeypatch.setattr("ensbridge.experiments.parts.FastEnsemble.of", staticmethod(lambda *methods: methods))
+    models = [model for model in experiment.models if (model.table, model.info.method) == ("rows", "DBN")]
+    names = name_rows([model.info for model in models], target)
     made: dict[str, tuple[DiffusionBridge, ...]] = {
-        name: model for name, (model, _) in zip(names, models, strict=True)
+        name: model.build(run)  # type: ignore[misc]
+        for name, model in zip(names, models, strict=True)
     }
 
     own, places = tuple(range(target)), groups_for(recipe, members)
@@ -118,8 +109,10 @@ def test_what_bridges_learn_from_and_start_from(
             starts(f"+{count} {other}") == several for other in ("DBN (KL)", "control", "control (KL)")
         )
 
-    told = [line.split()[1] for line in outline(recipe, ["distill"]) if line.startswith("distill")]
-    assert told == [str(len(trained[part])) for part in ("bridges", "bridges-kl", "distilled")]
+    lines = outline(experiment.of_stages(["distill"]), 40)
+    folders = ("bridges", "bridges-kl", "distilled/5-to-1")
+    trained = [len(experiment.job(folder).methods) for folder in folders]
+    assert [line.split()[1] for line in lines if line.startswith("bridges")] == list(map(str, trained))
 
 
 def test_the_scores_hold_what_the_figures_show(whole: Path) -> None:
@@ -161,7 +154,7 @@ def test_another_seed_gives_other_scores(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "step"), [("members", 1), ("members", 7), ("bridges", 10), ("curves", 2), ("rivals", 3)]
+    ("stage", "step"), [("members", 1), ("members", 7), ("bridges", 10), ("curves", 2), ("baselines", 3)]
 )
 def test_stopped_midway_and_run_again_it_gives_the_same_bytes(
     stage: str, step: int, whole: Path, tmp_path: Path
@@ -175,7 +168,7 @@ def test_stopped_midway_and_run_again_it_gives_the_same_bytes(
 
 def test_stopped_again_and_again(whole: Path, tmp_path: Path) -> None:
     # At the first step that is heard: a later one may never come, as another thread may be far ahead.
-    for stage in ("members", "members", "bridges", "bridges", "rivals"):
+    for stage in ("members", "members", "bridges", "bridges", "baselines"):
         with pytest.raises(ConnectionError):
             run_recipe(tiny(), tmp_path, 3, Heard((stage, 1)))
     run_recipe(tiny(), tmp_path, 3)
@@ -186,7 +179,7 @@ def test_a_complete_run_is_read_and_nothing_is_trained_or_measured(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, reporter = _runs.contents(whole), Heard()
-    monkeypatch.setattr("ensbridge.recipes.run.evaluate_run", None)
+    monkeypatch.setattr("ensbridge.experiments.run.evaluate_run", None)
     scores = run_recipe(tiny(), whole, 3, reporter)
     assert scores == read_scores(whole)
     assert all(sum(steps) == total for total, steps in reporter.stages.values())  # told as done
@@ -212,9 +205,9 @@ def test_training_more_takes_old_scores_away_and_training_nothing_leaves_them(tm
 def test_the_reporter_hears_every_step(tmp_path: Path) -> None:
     reporter = Heard()
     run_recipe(tiny(), tmp_path, 0, reporter)
-    # Three members; two fits and a distillation; one curve; two groups of rivals.
+    # Three members; two fits and a distillation; one curve; two jobs of baselines.
     images = len(tiny().load().test) + len(tiny().load().val)
-    networks = 3 + len(RIVALS + BRIDGES + CONTROLS)
+    networks = 3 + len(BASELINES + BRIDGES + CONTROLS)
     totals = dict(zip([*STAGES, "evaluate"], (12, 12, 4, 8, networks * images), strict=True))
     assert {name: total for name, (total, _) in reporter.stages.items()} == totals
     assert sum(reporter.stages.pop("evaluate")[1]) == networks * images

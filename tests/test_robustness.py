@@ -20,8 +20,8 @@ from ensbridge import metrics, robustness
 from ensbridge.data import ImageSet, read_corrupted
 from ensbridge.data.corruptions import CORRUPTIONS, write_corrupted
 from ensbridge.ensemble import Ensemble
+from ensbridge.experiments import evaluate_run, train_recipe
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.recipes import evaluate_run, train_recipe
 from ensbridge.robustness import add_corrupted, describe_corrupted, measure_corrupted
 from ensbridge.scores import (
     CorruptedSet,

@@ -237,8 +237,8 @@ def test_the_command_hands_the_folder_on_and_shows_the_tables(tmp_path: Path) ->
         return shifted(6, OURS), []
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ensbridge.recipes.check_runs", lambda runs: asked.update(checked=runs))
-        patch.setattr("ensbridge.recipes.evaluate_run", fake)
+        patch.setattr("ensbridge.experiments.check_runs", lambda runs: asked.update(checked=runs))
+        patch.setattr("ensbridge.experiments.evaluate_run", fake)
         done = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--corrupted", "CIFAR-10-C"])
     assert done.exit_code == 0, done.output
     assert (asked["checked"], asked["corrupted"]) == ([tmp_path], Path("CIFAR-10-C"))

@@ -12,13 +12,15 @@ import pytest
 import _runs
 from _recipe import Heard, results, tiny
 from ensbridge.data import Augment
+from ensbridge.ensemble import Ensemble
+from ensbridge.experiments import Plan, Recipe, digits, dry_run, evaluate_run, run_recipe, train_recipe
+from ensbridge.experiments.parts import trained_ensemble
+from ensbridge.experiments.recipe import change
+from ensbridge.experiments.runner import Run
+from ensbridge.experiments.table import experiment_of
 from ensbridge.files import locked
 from ensbridge.methods.diffusion_bridge import Preset
 from ensbridge.nets import ResNet
-from ensbridge.recipes import Plan, digits, evaluate_run, run_recipe, train_recipe
-from ensbridge.recipes.experiment import Experiment, grids, make_members
-from ensbridge.recipes.outline import outline
-from ensbridge.recipes.recipe import change
 from ensbridge.scores import read_scores
 from ensbridge.train.checkpoint import load_checkpoint
 
@@ -28,7 +30,7 @@ from ensbridge.train.checkpoint import load_checkpoint
 def test_a_stage_trains_what_it_builds_on_and_evaluation_says_what_is_missing(tmp_path: Path) -> None:
     train_recipe(tiny(), tmp_path, 3, ["bridge"])
     scores, missing = evaluate_run(tmp_path, tiny())
-    assert [each.split()[0] for each in missing] == ["distill", "rivals", "tradeoff", "capacity"]
+    assert [each.split()[0] for each in missing] == ["distill", "baselines", "tradeoff", "capacity"]
     assert missing[0] == "distill (distilled/5-to-1 is not finished)"
     bridges = ["+1 DBN (5 steps)", "+1 DBN (KL)", "+2 DBN (KL)", "control (KL)", "+2 control (KL)"]
     assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *bridges]
@@ -36,7 +38,7 @@ def test_a_stage_trains_what_it_builds_on_and_evaluation_says_what_is_missing(tm
 
 
 def test_the_bridge_that_learns_with_kl_has_a_temperature_of_its_own(tmp_path: Path) -> None:
-    heated = replace(tiny(), kl_heat=1.5)
+    heated = replace(tiny(), kl_temperature=3.0)
     train_recipe(heated, tmp_path, 3, ["bridge"])
 
     def temperatures(part: str) -> set[float]:
@@ -44,7 +46,7 @@ def test_the_bridge_that_learns_with_kl_has_a_temperature_of_its_own(tmp_path: P
         return {each["config"]["temperature"]["base"] for each in methods.values()}
 
     base = heated.bridge.temperature.base
-    assert temperatures("bridges-kl") == {1.5 * base}
+    assert temperatures("bridges-kl") == {3.0} != {base}
     assert temperatures("bridges") == {base}
 
 
@@ -57,7 +59,7 @@ def test_members_side_by_side_are_those_trained_alone(tmp_path: Path) -> None:
     folders = sorted(path.name for path in (tmp_path / "together").glob("member*"))
     assert folders == ["member-3", "members-1-to-2"]
     total, done = heard.stages["members"]
-    assert total == sum(done) == 3 * 4
+    assert total == sum(done) == 2 * 4  # of two jobs
     one, other = (
         evaluate_run(tmp_path / name, recipe)[0]
         for name, recipe in (("alone", alone), ("together", together))
@@ -68,14 +70,20 @@ def test_members_side_by_side_are_those_trained_alone(tmp_path: Path) -> None:
     # More members, for the figures, leave those that are there.
     before = _runs.contents(tmp_path / "together" / "members-1-to-2")
     data = together.load()
-    run = Experiment(together, tmp_path / "together", 3, data, Heard())
-    more = make_members(run, 5)
+
+    def five_members(recipe: Recipe, folder: Path) -> Ensemble:
+        experiment = experiment_of(recipe, 3)
+        run = Run(experiment, folder, 3, data, Heard())
+        run.train([job for job in experiment.jobs if job.group == "members"])
+        return trained_ensemble(run, recipe, 5)
+
+    more = five_members(together, tmp_path / "together")
     assert {path.name for path in (tmp_path / "together").glob("members*")} == {
         "members-1-to-2",
         "members-4-to-5",
     }
     assert _runs.contents(tmp_path / "together" / "members-1-to-2") == before
-    five = make_members(replace(run, recipe=alone, folder=tmp_path / "alone"), 5)
+    five = five_members(alone, tmp_path / "alone")
     images = data.test.images
     assert more(images).equal(five(images))
 
@@ -88,17 +96,17 @@ def test_as_many_members_side_by_side_as_there_are(tmp_path: Path) -> None:
     train_recipe(recipe, tmp_path, 3, ["members"], heard)
     assert [path.name for path in tmp_path.glob("member*")] == ["members-1-to-3"]
     total, done = heard.stages["members"]
-    assert total == sum(done) == 3 * 2
-    assert outline(recipe, ["members"])[0].startswith("members   3 × member, 3 at a time ")
+    assert total == sum(done) == 2
+    assert dry_run(recipe, ["members"])[0].startswith("members   3 × member, 3 at a time ")
 
 
 def test_words_that_give_the_same_recipe_take_the_place_of_the_old(tmp_path: Path) -> None:
-    old = Plan("digits", changes=("member_fit.epochs=0.1", "kl_heat=1"))
+    old = Plan("digits", changes=("member_fit.epochs=0.1", "kl_temperature=2"))
     train_recipe(old, tmp_path, 0, ["members"])
     config = json.loads((tmp_path / "config.json").read_text())
-    config["plan"]["changes"] = ["member_fit.epochs=0.1", "kl_heat=3"]  # as if the recipe had changed
+    config["plan"]["changes"] = ["member_fit.epochs=0.1", "kl_temperature=3"]  # as if the recipe had changed
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"kl_heat is 1\.0 there and 3\.0 here"):
+    with pytest.raises(ValueError, match=r"kl_temperature is 2\.0 there and 3\.0 here"):
         evaluate_run(tmp_path)
     train_recipe(old, tmp_path, 0, ["members"])
     assert [row.model for row in evaluate_run(tmp_path)[0].rows][:2] == ["DE-1", "DE-2"]
@@ -123,7 +131,7 @@ def test_members_side_by_side_go_on_where_they_were_stopped(tmp_path: Path) -> N
 
 def test_stages_one_by_one_give_the_same_bytes_as_the_whole(tmp_path: Path) -> None:
     run_recipe(tiny(), tmp_path / "whole", 3)
-    for stage in ("rivals", "members", "distill"):  # in any order
+    for stage in ("baselines", "members", "distill"):  # in any order
         train_recipe(tiny(), tmp_path / "parts", 3, [stage])
     missing = evaluate_run(tmp_path / "parts", tiny())[1]
     assert [each.split()[0] for each in missing] == ["tradeoff", "capacity"]
@@ -164,13 +172,13 @@ def test_the_capacity_is_of_one_network_for_each_number_of_teachers(figures: Pat
         assert len({row.nll for row in of_method}) == 3
 
 
-def test_rivals_without_mixup_are_trained_on_batches_of_their_own(tmp_path: Path) -> None:
+def test_baselines_without_mixup_are_trained_on_batches_of_their_own(tmp_path: Path) -> None:
     recipe = tiny()
     plain = replace(recipe.ed_fit, augment=replace(recipe.ed_fit.augment, mixup=0.0))
     recipe = replace(recipe, ed_fit=plain)
-    train_recipe(recipe, tmp_path, 0, ["rivals"])
-    folders = sorted(path.name for path in tmp_path.glob("rivals*"))
-    assert folders == ["rivals", "rivals-bn", "rivals-end2"]
+    train_recipe(recipe, tmp_path, 0, ["baselines"])
+    folders = sorted(path.name for path in tmp_path.glob("baselines*"))
+    assert folders == ["baselines", "baselines-bn", "baselines-end2"]
     scores, _ = evaluate_run(tmp_path, recipe)
     assert {"ED", "EnD²", "BN small", "BN medium"} <= {curve.name for curve in scores.curves}
 
@@ -243,9 +251,10 @@ def test_presets_differ_where_the_paper_and_its_code_do() -> None:
 @pytest.mark.parametrize(
     "changes", [(), ("bridge_fit.epochs=32",), ("bridge.num_steps=3", "distill_fit.epochs=2")]
 )
-def test_every_rival_sees_as_many_images_as_the_bridge(preset: Preset, changes: tuple[str, ...]) -> None:
+def test_every_baseline_sees_as_many_images_as_the_bridge(preset: Preset, changes: tuple[str, ...]) -> None:
     recipe = Plan("digits", preset, changes).recipe()
-    stages = len(grids(recipe))
+    jobs = experiment_of(recipe, 0).of_stages(["distill"])
+    stages = sum(job.folder.startswith("distilled/") for job in jobs)
     assert stages == (1 if preset != "paper" else 2 if "bridge.num_steps=3" in changes else 3)
     passes = recipe.bridge_fit.epochs + stages * recipe.distill_fit.epochs
     assert {getattr(recipe, f"{name}_fit").epochs for name in ("kl", "ed", "end2", "bn")} == {passes}
@@ -275,7 +284,7 @@ def test_every_field_that_an_error_names_can_be_set() -> None:
         ("end2_predict=mean", "end2_predict is 'mean'; it must be one of 'dirichlet', 'softmax'"),
         ("end2_divisor=q", "end2_divisor is 'q'; it must be one of 'beta0', 's'"),
         ("members_together=0", "members_together is 0; it must be 1, which is each by itself, or more"),
-        ("kl_heat=0", "kl_heat is 0.0; it must be above 0"),
+        ("kl_temperature=0", "kl_temperature is 0.0; it must be above 0"),
         ("ed_tau=-1", "ed_tau is -1.0; it must be above 0"),
         ("feature=nonsense", "feature 'nonsense' is not a module of the source"),
         ("feature=head", "feature is 'head', which the network behind it cannot read"),
@@ -322,14 +331,14 @@ def test_a_foreign_configuration_is_refused(config: str, tmp_path: Path) -> None
 
 
 def test_evaluation_never_trains_and_leaves_a_damaged_part_out(tmp_path: Path) -> None:
-    train_recipe(tiny(), tmp_path, 0, ["rivals"])
+    train_recipe(tiny(), tmp_path, 0, ["baselines"])
     (newest,) = (tmp_path / "curve-1-2").glob("checkpoint-*4.safetensors")
     newest.write_bytes(b"junk")
     with pytest.warns(UserWarning, match="damaged"):
         scores, missing = evaluate_run(tmp_path, tiny())
     assert newest.read_bytes() == b"junk"
-    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3"]
-    assert any(each.startswith("rivals (") and "is at step 2 of 4" in each for each in missing)
+    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", "ED", "EnD²"]
+    assert any(each.startswith("baselines (") and "is at step 2 of 4" in each for each in missing)
 
 
 def test_a_damaged_log_costs_a_curve_and_nothing_else(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ensbridge.recipes.threads import side_by_side
+from ensbridge.experiments.threads import side_by_side
 from ensbridge.train.fit import Progress
 
 

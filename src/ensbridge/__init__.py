@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ensbridge import cost as cost
     from ensbridge import data as data
+    from ensbridge import experiments as experiments
     from ensbridge import methods as methods
     from ensbridge import metrics as metrics
     from ensbridge import nets as nets
-    from ensbridge import recipes as recipes
     from ensbridge.capturing import capture as capture
     from ensbridge.compression import compress as compress
     from ensbridge.ensemble import Ensemble as Ensemble
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = ("cost", "data", "methods", "metrics", "nets", "recipes")
+_ROOMS = ("cost", "data", "methods", "metrics", "nets", "experiments")
 _HOMES = {
     "capture": "capturing",
     "compress": "compression",

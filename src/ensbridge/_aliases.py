@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 
@@ -48,3 +49,43 @@ def upgrade_row(document: object, seed: object = None) -> object:
     if method == "BN" and (width := re.search(r"\b(small|medium)\b", name)):
         found["width"] = width[1]
     return found
+
+
+def find_folder(run: Path, name: str) -> Path:
+    """The folder of a job in a run's folder, also where version 0.1 began it under another name.
+
+    >>> find_folder(Path("run"), "baselines-bn").name
+    'baselines-bn'
+    """
+    old = run / name.replace("baselines", "rivals", 1)
+    return old if old.is_dir() and not (run / name).exists() else run / name
+
+
+def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The decoded config.json of a run with the names of today; what is no such thing stays as it is.
+
+    >>> plan = {"name": "cifar10", "preset": "default", "changes": ["kl_heat=1"]}
+    >>> recipe = {"kl_heat": 1.0, "bridge": {"temperature": {"base": 2.0}}, "rivals_of": [5]}
+    >>> new = upgrade_config({"plan": plan, "recipe": recipe, "seed": 0})
+    >>> new["plan"]["changes"], new["plan"]["schedule"], new["recipe"]["kl_temperature"]
+    (['kl_temperature=2.0'], 'paper', 2.0)
+    """
+    plan, recipe = config.get("plan"), config.get("recipe")
+    if not isinstance(plan, dict) or "schedule" in plan or not isinstance(recipe, dict):
+        return config
+    new = {_FIELDS.get(name, name): value for name, value in recipe.items()}
+    heat = new.pop("kl_heat", 1.0)
+    try:
+        new["kl_temperature"] = heat * recipe["bridge"]["temperature"]["base"]
+    except (KeyError, TypeError):
+        return config
+    changes = plan.get("changes")
+    if isinstance(changes, list) and all(isinstance(change, str) for change in changes):
+        warmer = [change for change in changes if change.startswith(("kl_heat", "bridge.temperature.base"))]
+        changes = [change for change in changes if not change.startswith("kl_heat")]
+        changes += [f"kl_temperature={new['kl_temperature']}"] if warmer else []
+    schedule = "published" if plan.get("name") == "digits" else "paper"
+    return config | {"plan": plan | {"changes": changes, "schedule": schedule}, "recipe": new}
+
+
+_FIELDS = {"rivals_of": "baselines_for", "level_rivals": "match_compute"}

@@ -36,7 +36,7 @@ def quickstart(
 
     Example: ensbridge quickstart --out runs/quickstart --seed 0
     """
-    from ensbridge.recipes import Plan, run_recipe
+    from ensbridge.experiments import Plan, run_recipe
     from ensbridge.report import write_report
     from ensbridge.scores import summarise
     from ensbridge.train.engine import one_voice
@@ -61,11 +61,15 @@ def train(
     ] = None,
     stage: Annotated[
         list[str] | None,
-        typer.Option(help="members, bridge, distill, rivals, tradeoff, capacity or all; may be repeated."),
+        typer.Option(help="members, bridge, distill, baselines, tradeoff, capacity or all; may be repeated."),
     ] = None,
     preset: Annotated[
         str, typer.Option(help="default (right and fair), paper (as worded) or released (as its code).")
     ] = "default",
+    schedule: Annotated[
+        str,
+        typer.Option(help="Length, batch and rate: published (as our results) or paper (800 epochs at 128)."),
+    ] = "published",
     out: Annotated[Path | None, typer.Option(help="Folder of the run; run again, it goes on.")] = None,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="auto (a GPU where it is worth it), cpu or cuda.")] = "auto",
@@ -78,23 +82,24 @@ def train(
 ) -> None:
     """Train the stages of a recipe; each trains what it builds on, and goes on where it was stopped.
 
-    Example: ensbridge train digits --stage rivals --out runs/digits ed_fit.augment.mixup=0
+    Example: ensbridge train digits --stage baselines --out runs/digits ed_fit.augment.mixup=0
 
     On several GPUs: torchrun --nproc-per-node 4 -m ensbridge train cifar10
     """
-    from ensbridge.recipes import Plan, outline, train_recipe
-    from ensbridge.recipes.run import ALL_STAGES
+    from ensbridge.experiments import Plan, train_recipe
+    from ensbridge.experiments import dry_run as describe_training
+    from ensbridge.experiments.table import STAGES
     from ensbridge.train.engine import one_voice
     from ensbridge.train.fit import OutOfTime
 
-    plan = Plan(recipe, preset, tuple(changes or ()))  # type: ignore[arg-type]
+    plan = Plan(recipe, preset, tuple(changes or ()), schedule)  # type: ignore[arg-type]
     asked = dict.fromkeys(stage or ["all"])
-    stages = tuple(dict.fromkeys(s for name in asked for s in (ALL_STAGES if name == "all" else [name])))
+    stages = tuple(dict.fromkeys(s for name in asked for s in (STAGES if name == "all" else [name])))
     folder = out or Path("runs") / recipe
     words = f"{folder} is trained: {', '.join(stages)}. To measure it: {command('evaluate', folder)}"
     try:
         with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
-            lines = outline(plan.recipe(), stages)
+            lines = describe_training(plan, stages)
             if dry_run:
                 words = "\n".join(lines) + f"\n\nNothing was trained. The run would be in {folder}."
             else:
@@ -120,7 +125,7 @@ def evaluate(
 
     Example: ensbridge evaluate runs/seed0 runs/seed1 runs/seed2
     """
-    from ensbridge.recipes import check_runs, evaluate_run
+    from ensbridge.experiments import check_runs, evaluate_run
     from ensbridge.scores import summarise
     from ensbridge.train.engine import one_voice
 

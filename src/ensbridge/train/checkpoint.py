@@ -10,7 +10,7 @@ import json
 import time
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,10 +81,17 @@ def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str
 class RunFolder:
     """A folder that holds one run: config.json, log.jsonl and checkpoint-*.safetensors."""
 
-    def __init__(self, path: Path | str, description: Mapping[str, Any], ignore: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        description: Mapping[str, Any],
+        ignore: Sequence[str] = (),
+        upgrade: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    ) -> None:
         """Open a run or begin one; a folder made with another configuration is refused and left as it is.
 
-        What `ignore` names is kept in config.json but may differ.
+        What `ignore` names is kept in config.json but may differ. `upgrade` gives the names of today to what
+        an earlier version wrote there.
         """
         self.path = open_folder(path)
         wanted = json.loads(json.dumps(description))
@@ -93,7 +100,8 @@ class RunFolder:
             there = read_json(config)
             if not isinstance(there, dict):
                 raise ValueError(f"{config} holds no configuration; choose another folder")
-            old, new = ({k: v for k, v in each.items() if k not in ignore} for each in (there, wanted))
+            both = upgrade(there), wanted
+            old, new = ({k: v for k, v in each.items() if k not in ignore} for each in both)
             if difference := first_difference(old, new):
                 raise ValueError(
                     f"{self.path} was made with another configuration ({difference}); "

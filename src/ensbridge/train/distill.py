@@ -13,7 +13,6 @@ from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.method import Together
 from ensbridge.methods.step_distillation import StepDistillation, halved
 from ensbridge.train.config import FitConfig
-from ensbridge.train.engine import Engine
 from ensbridge.train.fit import Progress, fit
 
 Train = ImageSet | Tensor | tuple[Tensor, Tensor]
@@ -59,9 +58,6 @@ def distill_together(
     mode: Mode | None = None,
     weight: float = 0.5,
     progress: Progress | None = None,
-    only_load: bool = False,
-    deadline: float | None = None,
-    engine: Engine | None = None,
 ) -> dict[str, DiffusionBridge]:
     """`distill_steps` for several bridges side by side, whose teachers' passes are shared."""
     current = dict(bridges)
@@ -77,8 +73,7 @@ def distill_together(
             for name, bridge in current.items()
         }
         folder = None if run_dir is None else Path(run_dir) / stage_name(steps, times)
-        how = {"only_load": only_load, "deadline": deadline, "engine": engine}
-        fit(Together(stages), train, config, folder, progress, **how)
+        fit(Together(stages), train, config, folder, progress)
         current = {name: stage.distilled for name, stage in stages.items()}
     return current
 

@@ -19,7 +19,7 @@ from ensbridge.train.ema import Average
 from ensbridge.train.engine import Engine
 from ensbridge.train.optimizers import Configs, Optimizers, shared_config
 from ensbridge.train.shared import SharedStep
-from ensbridge.train.state import State
+from ensbridge.train.state import State, most_bytes, read_step, trained_weights
 from ensbridge.train.step import AbstractStep
 from ensbridge.train.stepping import StepKind, step_kinds, steps_that_work
 
@@ -52,7 +52,6 @@ def fit(
     run_dir: Path | str | None = None,
     progress: Progress | None = None,
     *,
-    only_load: bool = False,
     step: StepKind | None = None,
     deadline: float | None = None,
     engine: Engine | None = None,
@@ -61,10 +60,10 @@ def fit(
 
     Killed at any moment and run again, it ends on the CPU with the same weights to the bit. The student is
     left in evaluation mode, with its averaged weights where the method asks for an average. Methods trained
-    `Together` may have a configuration each, by name, which agree in all that decides the batches. With
-    `only_load` nothing is trained: a run that is not finished raises `Unfinished`. Data on a GPU is trained
-    with "captured" steps, compiled and in a CUDA graph; where that fails, a warning says why and "compiled"
-    ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one kind and no other.
+    `Together` may have a configuration each, by name, which agree in all that decides the batches. Data on a
+    GPU is trained with "captured" steps, compiled and in a CUDA graph; where that fails, a warning says why
+    and "compiled" ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one kind
+    and no other.
     A checkpoint is written as often as the configuration says, and whenever half a minute has passed. At the
     `deadline`, a moment of `time.monotonic()`, one more is written and `OutOfTime` is raised; the student is
     then left as it would be at the end of training, with its averaged weights.
@@ -94,15 +93,12 @@ def fit(
     def take_up() -> Checkpoint | None:
         nonlocal folder
         folder = None if run_dir is None else RunFolder(run_dir, described)
-        return folder.newest(state.most_bytes()) if folder else None
+        return folder.newest(most_bytes(student, average)) if folder else None
 
     found = engine.from_first(take_up) if engine else take_up()
     if found:
         state.take_up(found)
-    if only_load and state.step < total:
-        student.eval()
-        raise Unfinished(f"{run_dir} is at step {state.step} of {total}")
-    if folder and not only_load:
+    if folder:
         folder.rewind_log(state.step)
     run = _Run(own, total, state, folder, run_dir, progress, deadline, engine)
     begun = state.step
@@ -179,6 +175,32 @@ class _Run:
             return False
         late = stop < self.total and time.monotonic() >= self.deadline
         return self.engine.any(late) if self.engine else late
+
+
+def load_trained(
+    method: AbstractMethod,
+    train: ImageSet | Tensor | tuple[Tensor, Tensor],
+    config: Configs,
+    run_dir: Path | str,
+    engine: Engine | None = None,
+) -> None:
+    """Load the weights that `fit` left in a folder; where it is not finished, raises `Unfinished`."""
+    data = as_image_set(train)
+    total = shared_config(method, config).total_steps(len(data))
+    student = method.student
+    weights = Average(student, method.averages())
+
+    def read() -> dict[str, Tensor]:
+        if not seems_finished(run_dir, shared_config(method, config), len(data)):
+            raise Unfinished(f"{run_dir} is not finished")
+        found = RunFolder(run_dir, _describe(method, data, config)).newest(most_bytes(student, weights))
+        step = 0 if found is None else read_step(found, total)
+        if found is None or step < total:
+            raise Unfinished(f"{run_dir} is at step {step} of {total}")
+        return trained_weights(found, student, weights)
+
+    student.load_state_dict(engine.from_first(read) if engine else read())
+    student.eval()
 
 
 def seems_finished(run_dir: Path | str, config: FitConfig, images: int) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,23 +81,46 @@ class State:
 
         The tensors are left for `load`, which the steps may have to be prepared for.
         """
-        try:
+        with _refused(found):
             step, count, sums = _counts(found.metadata, self.optimizers.total)
             parts = _parts(found.tensors)
             _check_same("student", parts["student"], self.student.state_dict())
             _check_same("average", parts["average"], self.average.tensors)
             self.optimizers.check(parts["optimizer"], step)
-        except ValueError as error:
-            raise ValueError(
-                f"{found.path} is whole but not of this run: {error}; move it away and run again, which goes "
-                "on from the checkpoint before it"
-            ) from error
         self.step, self.count, self.sums = step, count, sums
 
-    def most_bytes(self) -> int:
-        """More than a checkpoint of this state can have: two more of each weight for Adam, and a header."""
-        tensors = [*self.student.state_dict().values(), *self.average.tensors.values()]
-        return 3 * sum(each.nbytes + 1000 for each in tensors) + 2**20
+
+def most_bytes(student: torch.nn.Module, average: Average) -> int:
+    """More than a checkpoint of a student can have: two more of each weight for Adam, and a header."""
+    tensors = [*student.state_dict().values(), *average.tensors.values()]
+    return 3 * sum(each.nbytes + 1000 for each in tensors) + 2**20
+
+
+def read_step(found: Checkpoint, total: int) -> int:
+    """The step of a checkpoint of a run of so many steps."""
+    with _refused(found):
+        return _counts(found.metadata, total)[0]
+
+
+def trained_weights(found: Checkpoint, student: torch.nn.Module, average: Average) -> dict[str, Tensor]:
+    """A student's weights in a checkpoint, averaged where there is an average."""
+    with _refused(found):
+        parts = _parts(found.tensors)
+        _check_same("student", parts["student"], student.state_dict())
+        _check_same("average", parts["average"], average.tensors)
+    return {**parts["student"], **parts["average"]}
+
+
+@contextmanager
+def _refused(found: Checkpoint) -> Iterator[None]:
+    """An error of what a checkpoint holds names its file and what to do."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            f"{found.path} is whole but not of this run: {error}; move it away and run again, which goes "
+            "on from the checkpoint before it"
+        ) from error
 
 
 def _counts(metadata: Mapping[str, str], total: int) -> tuple[int, int, dict[str, float]]:

@@ -17,7 +17,7 @@ import torch
 from ensbridge.train.fit import Progress
 
 WORKERS = 2
-Job = Callable[[Progress], None]  # work that reports its steps
+Work = Callable[[Progress], None]  # work that reports its steps
 
 
 class Reporter(Protocol):
@@ -51,11 +51,11 @@ class _Stopped(InterruptedError):
     """Ends a job because of another's error, or of an interrupt."""
 
 
-def side_by_side(jobs: Sequence[Job], advance: Callable[[int], None], workers: int = WORKERS) -> None:
+def side_by_side(jobs: Sequence[Work], advance: Callable[[int], None], workers: int = WORKERS) -> None:
     """Run jobs, so many at a time; the first error, or an interrupt, stops them all."""
     stop = threading.Event()
 
-    def run(job: Job) -> None:
+    def run(job: Work) -> None:
         if stop.is_set():  # a worker is free before the others hear why
             return
         torch.set_num_threads(1)  # OpenMP counts threads for each calling thread

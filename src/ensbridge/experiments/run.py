@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,18 +13,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ensbridge._aliases import upgrade_config
 from ensbridge.data.digits import Splits
 from ensbridge.devices import find_device
-from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import Ruler, environment
+from ensbridge.experiments.jobs import Table, TableModel, outline
+from ensbridge.experiments.parts import trained_ensemble
+from ensbridge.experiments.plan import Plan
+from ensbridge.experiments.recipe import Recipe, describe
+from ensbridge.experiments.runner import Run
+from ensbridge.experiments.table import STAGES, TABLE_STAGES, experiment_of
+from ensbridge.experiments.threads import Reporter, Silent, one_thread
+from ensbridge.experiments.transitions import find_transitions
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import locked, open_folder, read_json, write_atomically
-from ensbridge.recipes.experiment import Experiment, Models, make_members
-from ensbridge.recipes.plan import Plan
-from ensbridge.recipes.recipe import Recipe, describe
-from ensbridge.recipes.stages import STAGES
-from ensbridge.recipes.threads import Reporter, Silent, one_thread
-from ensbridge.recipes.transitions import find_transitions
 from ensbridge.robustness import KEPT, add_corrupted, check_corrupted
 from ensbridge.scores import (
     ModelInfo,
@@ -38,10 +40,6 @@ from ensbridge.scores import (
 )
 from ensbridge.train.checkpoint import RunFolder
 from ensbridge.train.engine import Engine, join
-from ensbridge.train.fit import Unfinished
-
-ALL_STAGES = ("members", *STAGES)
-TABLE_STAGES = ("members", "distill", "rivals")  # what the quick start trains
 
 
 def train_recipe(
@@ -62,14 +60,31 @@ def train_recipe(
         raise ValueError(f"the budget is {minutes:g} minutes; it must be above 0")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for stage in stages:
-        if stage not in ALL_STAGES:
-            raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(ALL_STAGES)}")
-    with _opened(plan, Path(out), seed, reporter or Silent(), True, device) as run:
+        if stage not in STAGES:
+            raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(STAGES)}")
+    with _opened(plan, Path(out), seed, reporter or Silent(), True, device) as (run, _):
         run.deadline = deadline
-        ensemble = make_members(run)
-        for stage in dict.fromkeys(stages):
-            if stage in STAGES:
-                STAGES[stage](run, ensemble)
+        run.train(run.experiment.of_stages(stages))
+
+
+def dry_run(plan: Plan | Recipe, stages: Sequence[str] = TABLE_STAGES) -> list[str]:
+    """What `train_recipe` would train, in lines of text.
+
+    >>> print(*dry_run(Plan("digits"), ["bridge"]), sep="\\n")
+    members   5 × member                              30 epochs of 600 images, batches of 50: 360 steps
+    bridges   4 × bridge (5 steps)                    64 epochs of 600 images, batches of 64: 600 steps
+    bridges   4 × bridge (KL)                         72 epochs of 600 images, batches of 64: 675 steps
+    """
+    recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
+    jobs = experiment_of(recipe, seed=0).of_stages(stages)
+    return outline(jobs, recipe.train_images or _count_images(recipe))
+
+
+def _count_images(recipe: Recipe) -> int:
+    """How many training images there are; networks that cannot read them say so."""
+    data = recipe.load()
+    recipe.try_networks(data)
+    return len(data.train)
 
 
 def evaluate_run(
@@ -88,10 +103,10 @@ def evaluate_run(
     out = Path(out)
     named, seed = _read_plan(out)
     plan = named if plan is None else plan
-    with _opened(plan, out, seed, Silent(), False, device) as run:
+    with _opened(plan, out, seed, reporter or Silent(), False, device) as (run, recipe):
         if corrupted is not None:
             check_corrupted(corrupted, run.data.test)
-        scores, missing = _measure(run, named, corrupted, reporter or Silent())
+        scores, missing = _measure(run, recipe, named, corrupted)
         if run.is_first:
             write_atomically(out / "scores.json", scores.to_json().encode())
     return scores, missing
@@ -132,20 +147,21 @@ def choose_device(name: str, recipe: Recipe) -> torch.device:
 @contextmanager
 def _opened(
     plan: Plan | Recipe, out: Path, seed: int, reporter: Reporter, train: bool, device: str
-) -> Iterator[Experiment]:
+) -> Iterator[tuple[Run, Recipe]]:
     """A run in its folder, which is kept for this process, or for all processes of the run."""
     engine = join()
     with one_thread(), engine.together() if engine else nullcontext(), ExitStack() as held:
         recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
         place = choose_device(device, recipe)
         place = engine.start(place) if engine else place
-        run = _open(plan, recipe, out, seed, reporter, train, place, engine)
+        folder, data = _open(plan, recipe, out, seed, train, place, engine)
+        run = Run(experiment_of(recipe, seed), folder, seed, data, reporter, place, engine=engine)
 
         def lock() -> None:
             held.enter_context(locked(run.folder))
 
         engine.from_first(lock) if engine else lock()
-        yield run
+        yield run, recipe
         if engine:
             engine.wait()  # for what the first process writes
 
@@ -155,11 +171,10 @@ def _open(
     recipe: Recipe,
     out: Path,
     seed: int,
-    reporter: Reporter,
     train: bool,
     place: torch.device,
     engine: Engine | None,
-) -> Experiment:
+) -> tuple[Path, Splits]:
     if train:
         open_folder(out)  # before the data is loaded, which may take long
     data = recipe.load()
@@ -169,31 +184,29 @@ def _open(
     description = {"plan": named.to_json(), "recipe": describe(recipe), "seed": seed}
 
     def begin() -> Path:
-        folder = RunFolder(out, description, ignore=("plan",))
+        folder = RunFolder(out, description, ignore=("plan",), upgrade=upgrade_config)
         if train and in_words:  # the old words may be those of a recipe that has changed since
             folder.describe(description)
         return folder.path
 
     folder = engine.from_first(begin) if engine else begin()
-    data = Splits(*(part.to(place) for part in data))
-    return Experiment(recipe, folder, seed, data, reporter, train, place, engine=engine)
+    return folder, Splits(*(part.to(place) for part in data))
 
 
-def _measure(
-    run: Experiment, plan: Plan, corrupted: Path | str | None, reporter: Reporter
-) -> tuple[Scores, list[str]]:
-    """Rows of every stage that is finished, in the order of the table, and what the others lack."""
-    recipe = run.recipe
-    try:
-        ensemble = make_members(run)
-    except Unfinished as error:
+def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None) -> tuple[Scores, list[str]]:
+    """Rows of every model whose jobs are finished, in the order of the table, and what the others lack."""
+    experiment = run.experiment
+    if why := run.missing(experiment.stages["members"]):
         command = plan.command(run.folder, run.seed, "members")
-        raise ValueError(f"{run.folder} has no trained members ({error}); train them: {command}") from error
-    found, missing = _stages(run, ensemble)
-    if {"tradeoff", "capacity"} & found.keys():
-        ensemble = make_members(run, recipe.most_members)  # whose ladder the figures are read off
-    networks = len(ensemble) + sum(len(models) for models in found.values())
-    advance = reporter.stage("evaluate", networks * (len(run.data.test) + len(run.data.val)))
+        raise ValueError(f"{run.folder} has no trained members ({why}); train them: {command}")
+    missing = [
+        f"{stage} ({why})" for stage, folders in experiment.stages.items() if (why := run.missing(folders))
+    ]
+    models = [model for model in experiment.models if not run.missing(model.needs)]
+    figures = any(model.table != "rows" for model in models)
+    ensemble = trained_ensemble(run, recipe, recipe.most_members if figures else recipe.members)
+    images = len(run.data.test) + len(run.data.val)
+    advance = run.reporter.stage("evaluate", (len(ensemble) + len(models)) * images)
     ruler = Ruler(
         ensemble,
         run.data.test,
@@ -203,52 +216,36 @@ def _measure(
         advance=advance,
         seed=run.seed,
     )
-    bridges = found.get("distill") or found.get("bridge", [])
     ladder = ensemble.ladder()
-    others = _named([*found.get("rivals", []), *bridges], recipe.target)
+    rows = _named(run, models, "rows", recipe.target)
     scores = Scores(
         dataset=recipe.name,
         seed=run.seed,
         class_names=recipe.class_names,
         environment=environment(ruler.test.images.device),
-        rows=ruler.measure(ladder) + others.measure(ruler),
+        rows=ruler.measure(ladder) + rows.measure(ruler),
         settings=_settings(plan, recipe),
         target=recipe.target,
-        transitions=_transitions(bridges, ruler),
-        curves=tuple(run.curves.values()),
-        tradeoff=_named(found.get("tradeoff", [])).measure(ruler),
-        capacity=_named(found.get("capacity", []), by_teachers=True).measure(ruler),
+        transitions=_transitions(rows.models.values(), ruler),
+        curves=run.curves(),
+        tradeoff=_named(run, models, "tradeoff").measure(ruler),
+        capacity=_named(run, models, "capacity").measure(ruler),
     )
     kept = run.folder / KEPT
     if corrupted is not None and run.is_first:
-        models = {**ladder, **others.models}
-        data = run.data.test
-        scores = add_corrupted(scores, models, corrupted, test=data, keep=kept, stage=reporter.stage)
+        everything, data, stage = {**ladder, **rows.models}, run.data.test, run.reporter.stage
+        scores = add_corrupted(scores, everything, corrupted, test=data, keep=kept, stage=stage)
     elif kept.exists():
         missing.append(f"corruptions (--corrupted brings them back from {kept})")
     return scores, missing
 
 
-def _stages(run: Experiment, ensemble: Ensemble) -> tuple[dict[str, Models], list[str]]:
-    """The models of each finished stage, and for each of the others why it is not."""
-    found: dict[str, Models] = {}
-    missing: list[str] = []
-    for stage in sorted(STAGES, key=lambda name: name == "bridge"):
-        if stage == "bridge" and "distill" in found:
-            continue  # it is a part of the other
-        try:
-            found[stage] = STAGES[stage](run, ensemble)
-        except Unfinished as error:
-            missing.append(f"{stage} ({error})")
-    return found, missing
-
-
-def _transitions(bridges: Models, ruler: Ruler) -> tuple[Transition, ...]:
-    """Examples on the bridge of the most steps."""
-    fast = [model for model, _ in bridges if isinstance(model, FastEnsemble)]
+def _transitions(models: Iterable[nn.Module], ruler: Ruler) -> tuple[Transition, ...]:
+    """Examples on the diffusion bridge of the most steps."""
+    fast = [model for model in models if isinstance(model, FastEnsemble) and not model.average_source]
     if not fast:
         return ()
-    longest = max(fast, key=lambda each: each.each_bridge()[0].steps)
+    longest = max(fast, key=lambda model: model.each_bridge()[0].steps)
     source, target = (ruler.ladder[size - 1].exp() for size in (1, ruler.target))
     return find_transitions(longest, source, target, ruler.test)
 
@@ -263,12 +260,12 @@ class _Named(NamedTuple):
         return ruler.measure(self.models, self.info)
 
 
-def _named(models: Models, target: int | None = None, by_teachers: bool = False) -> _Named:
-    info = [each for _, each in models]
-    names = name_by_teachers(info) if by_teachers else name_rows(info, target)
-    return _Named(
-        dict(zip(names, (model for model, _ in models), strict=True)), dict(zip(names, info, strict=True))
-    )
+def _named(run: Run, models: Iterable[TableModel], table: Table, target: int | None = None) -> _Named:
+    chosen = [model for model in models if model.table == table]
+    info = [model.info for model in chosen]
+    names = name_by_teachers(info) if table == "capacity" else name_rows(info, target)
+    built = {name: model.build(run) for name, model in zip(names, chosen, strict=True)}
+    return _Named(built, dict(zip(names, info, strict=True)))
 
 
 def _read_plan(out: Path) -> tuple[Plan, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -21,6 +20,7 @@ from ensbridge.train.distill import distillation_grids
 from ensbridge.words import one_line
 
 MOST_MEMBERS = 100
+Schedule = Literal["published", "paper"]  # lengths, batches and rates: those of our results, or the paper's
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class Recipe:
     bn_fit: FitConfig
     curve_fit: FitConfig
     bridge: BridgeConfig
-    kl_heat: float = 1.0  # times the bridge's temperature: that of the bridge that is trained with KL
+    kl_temperature: float = 2.0  # of the bridges that are trained with KL
     ed_tau: float = 4.0
     end2_tau: float = 2.0
     end2_predict: Literal["dirichlet", "softmax"] = "dirichlet"
     end2_divisor: Literal["beta0", "s"] = "beta0"
     train_images: int = 0  # how many there are, where that is known before the data is loaded
-    rivals_of: tuple[int, ...] = ()  # ensembles that ED, EnD² and BN small stand for, besides the target
+    baselines_for: tuple[int, ...] = ()  # sizes of ensembles for ED, EnD² and BN small, besides the target
     figure_members: int = 0  # of the trade-off and the capacity, where they are more than the table's
     members_together: int = 1  # how many are trained side by side, where a GPU has room for them
-    level_rivals: bool = True  # whether rivals get as many epochs as the bridge
+    match_compute: bool = True  # whether baselines get as many epochs as the bridge and its distillation
     on_gpu: bool = True  # whether it is worth a GPU, where there is one
 
     @property
@@ -70,9 +70,9 @@ class Recipe:
 
     def bridge_config(self, loss: Loss) -> BridgeConfig:
         """The switches of the bridges that are trained with a loss."""
-        law = self.bridge.temperature
-        warmer = replace(law, base=law.base * self.kl_heat)
-        return replace(self.bridge, temperature=warmer) if loss == "kl" else self.bridge
+        if loss == "bridge":
+            return self.bridge
+        return replace(self.bridge, temperature=replace(self.bridge.temperature, base=self.kl_temperature))
 
     def check(self) -> Recipe:
         """The recipe itself, if its parts fit each other; asked when all changes are made."""
@@ -88,7 +88,7 @@ class Recipe:
                 f"members_together is {self.members_together}; it must be 1, which is each by itself, or "
                 f"more, at most {MOST_MEMBERS}"
             )
-        for name in ("kl_heat", "ed_tau", "end2_tau"):
+        for name in ("kl_temperature", "ed_tau", "end2_tau"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0, such as 2")
         for name, hint in get_type_hints(Recipe).items():
@@ -136,7 +136,7 @@ def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
 def describe(recipe: Recipe) -> dict[str, Any]:
     """What decides a recipe's numbers, in JSON's types.
 
-    A switch that came later is left out where it is off, so that runs made before it go on.
+    A switch that came later is left out where it is off, so that runs made before it resume.
     """
     member = build(recipe.member, 0)
     nets = {
@@ -157,47 +157,35 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     return values | nets
 
 
-def members_by_training(recipe: Recipe, count: int) -> list[tuple[int, ...]]:
-    """The first so many members by those that are trained together, the table's apart from others.
-
-    >>> from ensbridge.recipes import digits
-    >>> members_by_training(change(digits(), "members_together=2"), 7)
-    [(0, 1), (2, 3), (4,), (5, 6)]
-    """
-    ends = [*range(0, min(recipe.members, count), recipe.members_together)]
-    ends += [*range(recipe.members, count, recipe.members_together), count]
-    return [tuple(range(start, stop)) for start, stop in pairwise(ends)]
+def baseline_sizes(recipe: Recipe) -> tuple[int, ...]:
+    """The sizes of ensembles that baselines stand for: the bridge's target first."""
+    return recipe.target, *(size for size in recipe.baselines_for if recipe.target < size <= recipe.members)
 
 
-def rival_sizes(recipe: Recipe) -> tuple[int, ...]:
-    """The ensembles that rivals stand for: the bridge's target first."""
-    return recipe.target, *(size for size in recipe.rivals_of if recipe.target < size <= recipe.members)
+BASELINES = ("kl", "ed", "end2", "bn")  # whose `…_fit` has as many image passes as the bridge
 
 
-RIVALS = ("kl", "ed", "end2", "bn")  # whose `…_fit` has as many image passes as the bridge
+def match_compute(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
+    """The recipe with as many epochs for each baseline as the bridge has, its distillation included.
 
+    `but` names baselines whose epochs were set on purpose.
 
-def level(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
-    """The recipe with as many epochs for each rival as the bridge has, its distillation included.
-
-    `but` names rivals whose epochs were set on purpose.
-
-    >>> from ensbridge.recipes import digits
-    >>> level(change(digits(), "bridge_fit.epochs=32")).ed_fit.epochs
+    >>> from ensbridge.experiments import digits
+    >>> match_compute(change(digits(), "bridge_fit.epochs=32")).ed_fit.epochs
     40.0
     """
-    if not recipe.level_rivals:
+    if not recipe.match_compute:
         return recipe
     stages = distillation_grids(recipe.bridge.schedule.times().tolist(), recipe.bridge.distillation)
     epochs = recipe.bridge_fit.epochs + len(stages) * recipe.distill_fit.epochs
-    fits = {f"{name}_fit": getattr(recipe, f"{name}_fit") for name in RIVALS if name not in but}
+    fits = {f"{name}_fit": getattr(recipe, f"{name}_fit") for name in BASELINES if name not in but}
     return replace(recipe, **{name: replace(fit, epochs=epochs) for name, fit in fits.items()})
 
 
 def change(recipe: Recipe, assignment: str) -> Recipe:
     """The recipe with one field set, as in "bridge_fit.epochs=8"; its type is that of the old value.
 
-    >>> from ensbridge.recipes import digits
+    >>> from ensbridge.experiments import digits
     >>> change(digits(), "bridge.temperature.base=4").bridge.temperature.base
     4.0
     """
@@ -230,8 +218,8 @@ _FIXED = (
     "class_names",
     "seed",
     "train_images",
-    "rivals_of",
-    "level_rivals",
+    "baselines_for",
+    "match_compute",
     "on_gpu",
 )
 

@@ -14,11 +14,11 @@ from torch import nn
 
 from ensbridge.data.augment import Augment
 from ensbridge.data.digits import load_digits
+from ensbridge.experiments.recipe import Recipe, Schedule, match_compute
 from ensbridge.methods.diffusion_bridge import BridgeConfig, Preset
 from ensbridge.nets.resnet import ResNet
 from ensbridge.nets.score import ScoreNet, ZInput
 from ensbridge.nets.tail import Tail
-from ensbridge.recipes.recipe import Recipe, level
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig
 
@@ -39,8 +39,10 @@ def tail(source: nn.Module, feature: str, width: float) -> nn.Module:
     return Tail(source, feature, width)
 
 
-def digits(preset: Preset = "default") -> Recipe:
-    """Five members, bridges towards three and five of them, and every rival with as many image passes.
+def digits(preset: Preset = "default", schedule: Schedule = "published") -> Recipe:
+    """Five members, bridges towards three and five of them, and every baseline with as many image passes.
+
+    The paper has no such experiment, so there is one schedule.
 
     >>> recipe = digits()
     >>> recipe.members, recipe.target, recipe.bridge.temperature.base
@@ -78,4 +80,4 @@ def digits(preset: Preset = "default") -> Recipe:
         end2_predict="softmax" if preset == "released" else "dirichlet",
         on_gpu=False,  # compiling its steps would take longer than they do
     )
-    return level(recipe)
+    return match_compute(recipe)

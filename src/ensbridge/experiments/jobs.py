@@ -1,0 +1,159 @@
+"""Experiments as data: the jobs that are trained, in order, and the models that come of them.
+
+Training, loading, the outline of a dry run, resuming and evaluation all follow from these lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from torch import nn
+
+from ensbridge.methods.method import AbstractMethod
+from ensbridge.scores import ModelInfo
+from ensbridge.train.config import FitConfig
+
+if TYPE_CHECKING:
+    from ensbridge.experiments.runner import Run
+
+Table = Literal["rows", "tradeoff", "capacity"]  # the part of scores.json that a model's row is in
+
+
+class MethodSpec(NamedTuple):
+    """A method to train: how it is built from what earlier jobs trained, and how it is trained."""
+
+    label: str  # what a dry run calls it
+    build: Callable[[Run], AbstractMethod]
+    config: FitConfig
+
+
+@dataclass(frozen=True)
+class Job:
+    """Methods, by name, that are trained jointly in one folder of the run, on shared batches and teachers."""
+
+    folder: str
+    group: str  # of jobs whose progress is shown as one
+    methods: Mapping[str, MethodSpec]
+    needs: tuple[str, ...] = ()  # folders of the jobs that must be finished first
+    labelled: bool = False  # whether the methods learn from labels
+    independent: bool = False  # whether one of several processes may train it for all
+
+    @property
+    def configs(self) -> list[FitConfig]:
+        """Every method's configuration; all agree in what decides the batches."""
+        return [method.config for method in self.methods.values()]
+
+    def config(self) -> FitConfig | dict[str, FitConfig]:
+        """The configuration that `fit` takes: one for all, or one each."""
+        each = {name: method.config for name, method in self.methods.items()}
+        return self.configs[0] if len(set(self.configs)) == 1 else each
+
+    def total_steps(self, images: int) -> int:
+        """How many steps it takes on so many images."""
+        return self.configs[0].total_steps(images)
+
+
+def joint_jobs(
+    folder: str, group: str, methods: Mapping[str, MethodSpec], needs: Sequence[str] = ()
+) -> list[Job]:
+    """One job for methods on shared batches; those whose configuration makes other batches get their own.
+
+    >>> one, other = (FitConfig(epochs=1, batch_size=size, lr=0.1) for size in (2, 3))
+    >>> specs = {name: MethodSpec(name, lambda run: None, config) for name, config in
+    ...          {"ed": one, "end2": other, "bn": one}.items()}
+    >>> [(job.folder, list(job.methods)) for job in joint_jobs("baselines", "baselines", specs)]
+    [('baselines', ['ed', 'bn']), ('baselines-end2', ['end2'])]
+    """
+    folders: dict[str, dict[str, MethodSpec]] = {}
+    for name, spec in methods.items():
+        same = (
+            place
+            for place, others in folders.items()
+            if not spec.config.other_batches(next(iter(others.values())).config)
+        )
+        place = next(same, f"{folder}-{name}" if folders else folder)
+        folders.setdefault(place, {})[name] = spec
+    return [Job(place, group, specs, tuple(needs)) for place, specs in folders.items()]
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """A model to evaluate: what it is, the jobs that it comes of, and how it is put together."""
+
+    info: ModelInfo
+    needs: tuple[str, ...]
+    build: Callable[[Run], nn.Module]
+    table: Table = "rows"
+
+
+class CurveSpec(NamedTuple):
+    """A training curve to show: a job's folder and method, and what the figure calls it."""
+
+    folder: str
+    method: str
+    label: str
+    info: ModelInfo
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Jobs in an order in which none needs a later one, and what comes of them.
+
+    `stages` are the names by which jobs are asked for, each with the folders of its jobs.
+    """
+
+    jobs: tuple[Job, ...]
+    models: tuple[TableModel, ...]
+    stages: Mapping[str, tuple[str, ...]]
+    curves: tuple[CurveSpec, ...] = ()
+
+    def job(self, folder: str) -> Job:
+        """The job of a folder."""
+        return next(job for job in self.jobs if job.folder == folder)
+
+    def needed(self, folders: Iterable[str]) -> list[Job]:
+        """The jobs of these folders and all that they need, in order."""
+        wanted = set(folders)
+        for job in reversed(self.jobs):
+            if job.folder in wanted:
+                wanted |= set(job.needs)
+        return [job for job in self.jobs if job.folder in wanted]
+
+    def of_stages(self, stages: Sequence[str]) -> list[Job]:
+        """The jobs that these stages train, members always among them."""
+        for stage in stages:
+            if stage not in self.stages:
+                raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(self.stages)}, all")
+        names = dict.fromkeys(["members", *stages])
+        return self.needed(folder for name in names for folder in self.stages[name])
+
+
+def by_group(jobs: Iterable[Job]) -> Iterator[tuple[str, list[Job]]]:
+    """Jobs whose progress is shown as one, in the order in which the first of each comes."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.group, []).append(job)
+    yield from groups.items()
+
+
+def outline(jobs: Iterable[Job], images: int) -> list[str]:
+    """One line for each kind of method that is trained: how many there are, and how long each is trained.
+
+    >>> config = FitConfig(epochs=30, batch_size=50, lr=0.1)
+    >>> spec = MethodSpec("member", lambda run: None, config)
+    >>> print(*outline([Job(f"member-{k}", "members", {"member": spec}) for k in (1, 2)], 600))
+    members   2 × member                              30 epochs of 600 images, batches of 50: 360 steps
+    """
+    counts: dict[tuple[str, str, float, int], int] = {}
+    for job in jobs:
+        for method in job.methods.values():
+            line = job.group, method.label, method.config.epochs, method.config.batch_size
+            counts[line] = counts.get(line, 0) + 1
+    lines = []
+    for (group, label, epochs, batch_size), count in counts.items():
+        length = f"{epochs:g} epochs of {images:,} images, batches of {batch_size}"
+        steps = FitConfig(epochs, batch_size, 1.0).total_steps(images)
+        lines.append(f"{group:<9} {f'{count} × {label}':<39} {length}: {steps:,} steps")
+    return lines

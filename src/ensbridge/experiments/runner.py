@@ -1,0 +1,217 @@
+"""One run of an experiment in its folder: jobs are trained there, or loaded where they are finished."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from ensbridge._aliases import find_folder
+from ensbridge.data.digits import Splits
+from ensbridge.data.loader import ImageSet
+from ensbridge.experiments.jobs import CurveSpec, Experiment, Job, by_group
+from ensbridge.experiments.recipe import build
+from ensbridge.experiments.threads import WORKERS, Reporter, Work, side_by_side
+from ensbridge.files import read_file
+from ensbridge.methods.method import AbstractMethod, Together
+from ensbridge.scores import Curve, parse_curve
+from ensbridge.train.config import FitConfig, derive_seed
+from ensbridge.train.engine import Engine
+from ensbridge.train.fit import OutOfTime, Progress, Unfinished, fit, load_trained, seems_finished
+
+CPU = torch.device("cpu")
+Network = TypeVar("Network", bound=nn.Module)
+
+
+@dataclass
+class Run:
+    """An experiment's run: its folder, seed and data, and the methods that were trained or loaded so far."""
+
+    experiment: Experiment
+    folder: Path
+    seed: int
+    data: Splits
+    reporter: Reporter
+    device: torch.device = CPU
+    deadline: float | None = None  # of time.monotonic(), when training stops at a checkpoint
+    engine: Engine | None = None  # of several processes that run it together
+    _finished: dict[str, Mapping[str, AbstractMethod]] = field(default_factory=dict)  # methods by job
+    _unfinished: dict[str, str] = field(default_factory=dict)  # jobs that could not be loaded, and why
+    _shared: dict[str, nn.Module] = field(default_factory=dict)  # networks that several methods read
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the only process, or the one of several that writes."""
+        return self.engine is None or self.engine.first
+
+    # ------------------------------------------------------------------ what methods are built of
+
+    def build(self, factory: Callable[[], nn.Module], *parts: str | int) -> nn.Module:
+        """A network on the run's device, whose starting weights depend on the run's seed and `parts`."""
+        return build(factory, derive_seed(self.seed, *parts)).to(self.device)
+
+    def once(self, name: str, make: Callable[[], Network]) -> Network:
+        """A network that is made the first time it is asked for, so that methods share its passes."""
+        with self._lock:
+            if name not in self._shared:
+                self._shared[name] = make()
+            return self._shared[name]  # type: ignore[return-value]
+
+    def methods(self, folder: str) -> Mapping[str, AbstractMethod]:
+        """The trained methods of a job, by name; where the job is not finished, raises `Unfinished`."""
+        with self._lock:
+            if folder not in self._finished:
+                self._load(self.experiment.job(folder))
+            return self._finished[folder]
+
+    # ------------------------------------------------------------------ jobs
+
+    def path(self, folder: str) -> Path:
+        """Where a job's folder lies."""
+        return find_folder(self.folder, folder)
+
+    def is_finished(self, job: Job) -> bool:
+        """Whether a job's last checkpoint is there."""
+
+        def look() -> bool:
+            return seems_finished(self.path(job.folder), job.configs[0], len(self.data.train))
+
+        return self.engine.from_first(look) if self.engine else look()
+
+    def missing(self, folders: Sequence[str]) -> str | None:
+        """What of these jobs, and of all that they need, cannot be loaded; None where everything can."""
+        for job in self.experiment.needed(folders):
+            if job.folder not in self._unfinished:
+                try:
+                    self.methods(job.folder)
+                except Unfinished as error:
+                    self._unfinished[job.folder] = str(error)
+            if job.folder in self._unfinished:
+                return self._unfinished[job.folder]
+        return None
+
+    def train(self, jobs: Sequence[Job]) -> None:
+        """Train jobs that follow each other's needs, or what is left of them."""
+        for name, group in by_group(jobs):
+            steps = sum(job.total_steps(len(self.data.train)) for job in group)
+            advance = self.reporter.stage(name, steps)
+            if self.engine and all(job.independent for job in group):
+                self._train_apart(group, advance)
+                continue
+            # One method fills a GPU; several processes must take the same steps in the same order.
+            workers = WORKERS if self.device.type == "cpu" and self.engine is None else 1
+            side_by_side([self._work(lane) for lane in _lanes(group)], advance, workers)
+
+    def _work(self, lane: Sequence[Job]) -> Work:
+        """Work of a thread: jobs one after the other."""
+
+        def work(progress: Progress) -> None:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)  # of this thread
+            for job in lane:
+                self._train(job, progress)
+
+        return work
+
+    def _train(self, job: Job, progress: Progress) -> None:
+        if not self.is_finished(job):
+            (self.folder / "scores.json").unlink(missing_ok=True)  # which were measured without it
+        methods = self._built(job)
+        fit(
+            Together(methods),
+            self._images(job),
+            job.config(),
+            self.path(job.folder),
+            progress,
+            deadline=self.deadline,
+            engine=self.engine,
+        )
+        with self._lock:
+            self._finished[job.folder] = methods
+
+    def _train_apart(self, jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
+        """Train jobs that know nothing of each other, each process its share; then load the others'."""
+        engine = self.engine
+        assert engine
+        own = jobs[engine.rank :: engine.size]
+        alone = replace(self, engine=None)
+
+        def heard(steps: int) -> None:
+            engine.look()
+            advance(steps)
+
+        engine.apart(lambda: side_by_side([alone._work([job]) for job in own], heard, 1), late=OutOfTime)
+        for job in jobs:
+            self._finished.pop(job.folder, None)  # the dictionary is shared with `alone`
+            try:
+                self._load(job)
+            except Unfinished as error:
+                raise ValueError(
+                    f"{error} where another process trained it; give an --out that all machines share"
+                ) from error
+            if job not in own:
+                advance(job.total_steps(len(self.data.train)))
+
+    def _load(self, job: Job) -> None:
+        if not self.is_finished(job):
+            raise Unfinished(f"{job.folder} is not finished")
+        methods = self._built(job)
+        load_trained(Together(methods), self._images(job), job.config(), self.path(job.folder), self.engine)
+        self._finished[job.folder] = methods
+
+    def _built(self, job: Job) -> dict[str, AbstractMethod]:
+        with self._lock:
+            return {name: method.build(self) for name, method in job.methods.items()}
+
+    def _images(self, job: Job) -> ImageSet:
+        return self.data.train if job.labelled else self.data.train.without_labels()
+
+    # ------------------------------------------------------------------ what was logged
+
+    def curves(self) -> tuple[Curve, ...]:
+        """The training curves of what is finished."""
+        found = [self._curve(spec) for spec in self.experiment.curves]
+        return tuple(curve for curve in found if curve is not None)
+
+    def _curve(self, spec: CurveSpec) -> Curve | None:
+        if not self.is_finished(self.experiment.job(spec.folder)):
+            return None
+        # A damaged log costs a picture, not the scores.
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            lines = [
+                json.loads(line) for line in read_file(self.path(spec.folder) / "log.jsonl").splitlines()
+            ]
+            losses = [line["losses"][spec.method] if "losses" in line else line["loss"] for line in lines]
+            return parse_curve(
+                {
+                    "name": spec.label,
+                    "method": spec.info.method,
+                    "control": spec.info.control,
+                    "images": [line["images"] for line in lines],
+                    "loss": losses,
+                }
+            )
+        return None
+
+
+def _lanes(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs by what can be trained side by side: one that needs another of them follows it."""
+    lanes: list[list[Job]] = []
+    for job in jobs:
+        before = [lane for lane in lanes if any(other.folder in job.needs for other in lane)]
+        lanes = [lane for lane in lanes if lane not in before]
+        lanes.append([*(other for lane in before for other in lane), job])
+    return lanes
+
+
+def seeded(config: FitConfig, seed: int, *parts: str | int) -> FitConfig:
+    """A configuration with the seed of a part of a run."""
+    return replace(config, seed=derive_seed(seed, *parts))
