@@ -20,7 +20,7 @@ from ensbridge.files import read_file
 from ensbridge.methods.bezier import BezierCurve
 from ensbridge.methods.deep_ensemble import DeepEnsemble
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
-from ensbridge.methods.method import AbstractMethod, Together
+from ensbridge.methods.method import AbstractMethod, JointTraining
 from ensbridge.recipes.recipe import Recipe, build, members_by_training
 from ensbridge.recipes.threads import WORKERS, Job, Reporter, side_by_side
 from ensbridge.scores import Curve, Method, parse_curve
@@ -134,7 +134,7 @@ class Experiment:
             first = next(iter(configs.values()))
             self.expect(where, first)
             config = first if len(set(configs.values())) == 1 else configs
-            fit(Together(chosen), data, config, self.folder / where, progress, **self.options())
+            fit(JointTraining(chosen), data, config, self.folder / where, progress, **self.options())
 
     def options(self) -> dict[str, Any]:
         """How parts are fitted: until the deadline, or only loaded."""

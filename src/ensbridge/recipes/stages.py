@@ -123,8 +123,8 @@ def make_rivals(run: Experiment, ensemble: Ensemble) -> Models:
     models: Models = {}
     for members, (ed, end2) in students.items():
         mark = "" if members == target else f" (DE-{members})"
-        models[f"ED{mark}"] = ed.model, Aim("ED", members)
-        models[f"EnD²{mark}"] = end2.model, Aim("EnD2", members)
+        models[f"ED{mark}"] = ed.model(), Aim("ED", members)
+        models[f"EnD²{mark}"] = end2.model(), Aim("EnD2", members)
     for size in widths:
         run.keep_curve("rivals-bn", f"{size}-1", f"BN {size}", "BN")
         for members in sizes if size == "small" else (target,):
@@ -178,8 +178,8 @@ def make_capacity(run: Experiment, ensemble: Ensemble) -> Models:
         bridge = one_step[slug(tuple(range(teachers)))]
         models[f"DBN, {words}"] = FastEnsemble.of(bridge), Aim("DBN", teachers)
         models[f"BN, {words}"] = FastEnsemble.of(network), Aim("BN", teachers)
-        models[f"ED, {words}"] = ed.model, Aim("ED", teachers)
-        models[f"EnD², {words}"] = end2.model, Aim("EnD2", teachers)
+        models[f"ED, {words}"] = ed.model(), Aim("ED", teachers)
+        models[f"EnD², {words}"] = end2.model(), Aim("EnD2", teachers)
     return models
 
 
