@@ -15,8 +15,8 @@ import torch
 
 from ensbridge.data import Augment, ImageSet
 from ensbridge.ensemble import Ensemble
-from ensbridge.methods import BridgeConfig, DeepEnsemble, DiffusionBridge, Together
-from ensbridge.methods.method import AbstractMethod
+from ensbridge.methods import BridgeConfig, DeepEnsemble, DiffusionBridge, JointTraining
+from ensbridge.methods.method import AbstractTrainable
 from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.train.config import FitConfig
 from ensbridge.train.ema import Average
@@ -28,16 +28,16 @@ KINDS: tuple[StepKind, ...] = ("captured", "eager")
 SPANS: dict[StepKind, int] = {"captured": 50, "eager": 10}  # steps that are timed together
 
 
-def members(count: int) -> AbstractMethod:
+def members(count: int) -> AbstractTrainable:
     torch.manual_seed(0)
-    return Together({str(index): DeepEnsemble([ResNet.resnet32x2(10).cuda()]) for index in range(count)})
+    return JointTraining({str(index): DeepEnsemble([ResNet.resnet32x2(10).cuda()]) for index in range(count)})
 
 
-def bridges(count: int, teachers: int) -> AbstractMethod:
+def bridges(count: int, teachers: int) -> AbstractTrainable:
     torch.manual_seed(0)
     ensemble = Ensemble([ResNet.resnet32x2(10).cuda() for _ in range(teachers)]).eval()
     config = BridgeConfig()
-    return Together(
+    return JointTraining(
         {
             str(index): DiffusionBridge(ensemble, ScoreNet.cifar10(z_input="none").cuda(), config=config)
             for index in range(count)
@@ -45,7 +45,7 @@ def bridges(count: int, teachers: int) -> AbstractMethod:
     )
 
 
-def prepared(kind: StepKind, method: AbstractMethod, data: ImageSet, config: FitConfig) -> AbstractStep:
+def prepared(kind: StepKind, method: AbstractTrainable, data: ImageSet, config: FitConfig) -> AbstractStep:
     """Steps of a kind, ready to run, with weights and memory as they were before that."""
     student = method.student.train()
     before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
@@ -72,7 +72,7 @@ def images_per_second(steps: AbstractStep, span: int, batch: int, seconds: float
     return sorted(rates[1:])
 
 
-def difference(make: Callable[[], AbstractMethod], data: ImageSet, config: FitConfig) -> float:
+def difference(make: Callable[[], AbstractTrainable], data: ImageSet, config: FitConfig) -> float:
     """The largest relative difference of the loss of captured to eager steps, over 50 steps."""
     losses = []
     for kind in KINDS:
@@ -93,7 +93,7 @@ def main() -> None:
     sgd = FitConfig(200, 256, 0.02, "sgd", weight_decay=1e-3, augment=crop)
     adam = FitConfig(800, 128, 2.5e-4, augment=mixed)
     large = FitConfig(800, 512, 2.5e-4, augment=mixed)
-    cases: dict[str, tuple[Callable[[], AbstractMethod], FitConfig]] = {
+    cases: dict[str, tuple[Callable[[], AbstractTrainable], FitConfig]] = {
         "member, batch 256": (lambda: members(1), sgd),
         "3 members side by side, batch 256": (lambda: members(3), sgd),
         "bridge, 3 teachers, batch 128": (lambda: bridges(1, 3), adam),

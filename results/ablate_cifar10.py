@@ -19,10 +19,9 @@ import torch
 from cifar import DEVICE, add_training, bridge_config, load, load_members, measure, progress
 
 from ensbridge.data import ImageSet
-from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.methods import BridgeConfig, DiffusionBridge, Together
+from ensbridge.experiments.recipe import build
+from ensbridge.methods import BridgeConfig, DiffusionBridge, JointTraining
 from ensbridge.nets import ScoreNet
-from ensbridge.recipes.recipe import build
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import derive_seed
 from ensbridge.train.fit import fit
@@ -63,8 +62,8 @@ def main() -> None:
     methods |= {"bridge's own loss": method(BASE, "bridge")}
     methods = {name: each for name, each in methods.items() if name in (options.only or methods)}
     configs = {name: replace(plain, lr=plain.lr * RATES.get(name, 1.0)) for name in methods}
-    fit(Together(dict(methods)), data.train.without_labels(), configs, options.run, progress("switches"))
-    models: dict[str, torch.nn.Module] = {name: FastEnsemble.of(each) for name, each in methods.items()}
+    fit(JointTraining(dict(methods)), data.train.without_labels(), configs, options.run, progress("switches"))
+    models: dict[str, torch.nn.Module] = {name: each.model() for name, each in methods.items()}
     name = f"switches-mixup{options.mixup:g}-cutmix{options.cutmix:g}"
     measure(options.out, name, ensemble, models, data, final=False)
     compare(options.out / f"{name}-validation.npz", data.val)

@@ -29,10 +29,10 @@ from torch import nn
 
 from ensbridge.data import Splits
 from ensbridge.ensemble import Ensemble
+from ensbridge.experiments.paper import BN_WARMUP_EPOCHS
+from ensbridge.experiments.recipe import build
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.methods import BezierCurve, BridgeNetwork, Together
-from ensbridge.recipes.paper import BN_WARMUP_EPOCHS
-from ensbridge.recipes.recipe import build
+from ensbridge.methods import BezierCurve, BridgeNetwork, JointTraining
 from ensbridge.train.config import derive_seed
 from ensbridge.train.fit import fit
 
@@ -51,7 +51,7 @@ def train_curves(data: Splits, ensemble: Ensemble, options: argparse.Namespace) 
         seed=derive_seed(0, "curve"),
     )
     methods = {f"to {number}": curve for number, curve in curves.items()}
-    fit(Together(methods), data.train, config, options.run / "curves", progress("curves"))
+    fit(JointTraining(methods), data.train, config, options.run / "curves", progress("curves"))
     return curves
 
 
@@ -80,7 +80,7 @@ def train_networks(
     )
     methods = {f"{size} {number}": each for (size, number), each in networks.items()}
     images = data.train.without_labels()
-    fit(Together(methods), images, config, options.run / "networks", progress("networks"))
+    fit(JointTraining(methods), images, config, options.run / "networks", progress("networks"))
     return networks
 
 

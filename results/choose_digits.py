@@ -27,6 +27,8 @@ from ensbridge.answers import predict
 from ensbridge.data import Augment, ImageSet, load_digits
 from ensbridge.data.digits import NOISE
 from ensbridge.ensemble import Ensemble, ensemble_logit
+from ensbridge.experiments.digits import digits
+from ensbridge.experiments.recipe import build
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
     BezierCurve,
@@ -34,12 +36,10 @@ from ensbridge.methods import (
     DeepEnsemble,
     DiffusionBridge,
     EnsembleDistillation,
+    JointTraining,
     ProxyEnD2,
-    Together,
 )
 from ensbridge.metrics import nll_per_image, standard_error
-from ensbridge.recipes.digits import digits
-from ensbridge.recipes.recipe import build
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import derive_seed
 from ensbridge.train.distill import distill_together
@@ -159,13 +159,10 @@ def bridge_job(job: tuple[dict, int, int, list[dict]]) -> dict[str, torch.Tensor
     walked = {"bridge": method(), "control": method(target=(0,))}
     straight = {"kl": method(loss="kl")}
     images = train.without_labels()
-    fit(Together({**walked, **straight}), images, long)
+    fit(JointTraining({**walked, **straight}), images, long)
     one = distill_together(walked, images, short)
     models = {"5 steps": walked["bridge"], "1 step": one["bridge"], "control": one["control"], **straight}
-    return {
-        name: nll_per_image(predict(FastEnsemble.of(model), held), held.labels)
-        for name, model in models.items()
-    }
+    return {name: nll_per_image(predict(model.model(), held), held.labels) for name, model in models.items()}
 
 
 def rivals_job(job: tuple[int, int, list[dict], bool]) -> dict[str, torch.Tensor]:
@@ -193,11 +190,11 @@ def rivals_job(job: tuple[int, int, list[dict], bool]) -> dict[str, torch.Tensor
             methods[f"{kind} {rate} {decay}"] = method, config
     named = {name.replace(".", "_"): each for name, each in methods.items()}
     fit(
-        Together({name: method for name, (method, _) in named.items()}),
+        JointTraining({name: method for name, (method, _) in named.items()}),
         train.without_labels(),
         {name: config for name, (_, config) in named.items()},
     )
-    models = {name: method.model for name, (method, _) in methods.items() if not name.startswith("bn")}
+    models = {name: method.model() for name, (method, _) in methods.items() if not name.startswith("bn")}
     for rate, decay in RIVALS["bn"] if mixed else []:
         own = [method for name, (method, _) in methods.items() if name.startswith(f"bn {rate} ")]
         models[f"+2 bn medium {rate} {decay}"] = FastEnsemble.of(*own)
@@ -218,7 +215,11 @@ def dealing_job(job: tuple[int, int, list[dict]]) -> dict[str, torch.Tensor]:
 
     bridges = {(group, number): method(group, number) for pair in DEALING for group, number in pair}
     methods = {f"{'-'.join(map(str, group))} {number}": each for (group, number), each in bridges.items()}
-    fit(Together(methods), train.without_labels(), replace(recipe.kl_fit, seed=derive_seed(seed, "bridge")))
+    fit(
+        JointTraining(methods),
+        train.without_labels(),
+        replace(recipe.kl_fit, seed=derive_seed(seed, "bridge")),
+    )
     return {
         words: nll_per_image(predict(FastEnsemble.of(*(bridges[each] for each in pair)), held), held.labels)
         for pair, words in DEALING.items()

@@ -20,10 +20,10 @@ from ensbridge.answers import predict_each
 from ensbridge.data import Augment, ImageSet, Splits
 from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import evaluate, infer_info
+from ensbridge.experiments.plan import RECIPES
+from ensbridge.experiments.recipe import Recipe
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import BridgeNetwork
-from ensbridge.recipes.plan import RECIPES
-from ensbridge.recipes.recipe import Recipe
 from ensbridge.saving import load as load_model
 from ensbridge.scores import ModelInfo
 from ensbridge.train.config import FitConfig

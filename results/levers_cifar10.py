@@ -35,6 +35,7 @@ from ensbridge.answers import predict_each
 from ensbridge.cost import count_macs
 from ensbridge.data import ImageSet
 from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit, weights_digest
+from ensbridge.experiments.recipe import build
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
     AbstractMethod,
@@ -43,12 +44,11 @@ from ensbridge.methods import (
     BridgeConfig,
     EmaRule,
     EnsembleDistillation,
-    Together,
+    JointTraining,
 )
 from ensbridge.metrics import accuracy, ece, nll, nll_per_image, standard_error
 from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.nets.resnet import BasicBlock, initialise
-from ensbridge.recipes.recipe import build
 from ensbridge.sampler import estimate_z0
 from ensbridge.schedule import TemperatureLaw
 from ensbridge.train.config import FitConfig, derive_seed
@@ -101,8 +101,11 @@ class PlainScore(nn.Module):
 class DistilledSource(AbstractMethod):
     """A network distilled from an ensemble and bridges from its logits, all towards the ensemble at once.
 
-    Unless `joint`, the source learns from its own loss alone, as if there were no bridges.
+    Unless `joint`, the source learns from its own loss alone, as if there were no bridges. The source has one
+    optimiser, the bridges another.
     """
+
+    parts = ("source", "bridges")
 
     def __init__(self, ensemble: Ensemble, net: ResNet, bridges: Mapping[str, Bridge], joint: bool) -> None:
         self.ensemble, self.net, self.bridges, self.joint = ensemble.eval(), net, dict(bridges), joint
@@ -125,13 +128,9 @@ class DistilledSource(AbstractMethod):
             losses.append(kl(target, estimate_z0(bridge.epsilon, bridge.schedule, z1, feature, now)))
         return torch.stack(losses).sum()
 
-    def log_probs(self, images: Tensor) -> Tensor:
-        """The source's own prediction."""
-        return self.net(images).log_softmax(-1)
-
-    def parts(self) -> Sequence[str]:
-        """The source by one optimiser, the bridges by another."""
-        return ["source", "bridges"]
+    def model(self) -> nn.Module:
+        """The source by itself."""
+        return self.net
 
     def networks(self) -> Sequence[nn.Module]:
         """The source and the score networks."""
@@ -229,7 +228,7 @@ def _bridge(seed: int, name: str, base: float, score=lambda: ScoreNet.cifar10(z_
 def fit_configs(methods: Mapping[str, AbstractMethod], bridges: FitConfig) -> dict[str, FitConfig]:
     """Networks by SGD, bridges by Adam, on the same batches."""
     networks = replace(bridges, optimizer="sgd", lr=0.2, weight_decay=5e-4, warmup_steps=200)
-    return {name: bridges if name.endswith(".bridges") else networks for name in Together(methods).parts()}
+    return {name: bridges if name.endswith(".bridges") else networks for name in JointTraining(methods).parts}
 
 
 def report(models: Mapping[str, nn.Module], held: ImageSet, out: Path, name: str) -> None:
@@ -279,7 +278,7 @@ def main() -> None:
         config = bridge_config(options, options.seed)
         begun = time.time()
         fit(
-            Together(methods),
+            JointTraining(methods),
             data.train.without_labels(),
             fit_configs(methods, config),
             options.run / name,

@@ -17,8 +17,8 @@ from cifar import DEVICE, add_recipe, load, load_members
 
 from ensbridge.answers import predict
 from ensbridge.ensemble import ensemble_logit
+from ensbridge.experiments.plan import RECIPES
 from ensbridge.metrics import accuracy, kl_per_image, nll, standard_error
-from ensbridge.recipes.plan import RECIPES
 
 
 def main() -> None:

@@ -50,6 +50,8 @@ from ensbridge.answers import predict
 from ensbridge.data import ImageSet, Splits
 from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import evaluate
+from ensbridge.experiments.plan import RECIPES
+from ensbridge.experiments.recipe import Recipe, build
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
     Bridge,
@@ -57,13 +59,11 @@ from ensbridge.methods import (
     DeepEnsemble,
     DiffusionBridge,
     EnsembleDistillation,
+    JointTraining,
     ProxyEnD2,
-    Together,
 )
 from ensbridge.methods.method import AbstractMethod
 from ensbridge.metrics import accuracy, nll
-from ensbridge.recipes.plan import RECIPES
-from ensbridge.recipes.recipe import Recipe, build
 from ensbridge.robustness import add_corrupted
 from ensbridge.saving import load as load_model
 from ensbridge.schedule import TemperatureLaw
@@ -98,7 +98,7 @@ def train_members(data: Splits, out: Path, options: argparse.Namespace) -> None:
                 str(index): DeepEnsemble([nets[index]], part=(part, len(group)))
                 for part, index in enumerate(group)
             }
-        fit(Together(methods), data.train, seeded, run, progress(f"members {name}"))
+        fit(JointTraining(methods), data.train, seeded, run, progress(f"members {name}"))
         for index in group:
             log_probs = predict(nets[index].eval(), data.val, 1000)
             figures = accuracy(log_probs, data.val.labels), nll(log_probs, data.val.labels)
@@ -136,8 +136,8 @@ def save_rivals(out: Path, prefix: str, methods: Mapping[str, AbstractMethod]) -
     found = {}
     for name, method in methods.items():
         assert isinstance(method, EnsembleDistillation | ProxyEnD2)
-        save_weights(out / f"{prefix}-{name.lower()}.safetensors", method.model)
-        found[TABLE_NAMES[name] + STUDENTS[len(method.ensemble)]] = method.model
+        save_weights(out / f"{prefix}-{name.lower()}.safetensors", method.model())
+        found[TABLE_NAMES[name] + STUDENTS[len(method.ensemble)]] = method.model()
     return found
 
 
@@ -179,7 +179,13 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
     images = data.train.without_labels()
     folders = (None, None) if options.run is None else (options.run / "bridges", options.run / "distil")
     begun = time.time()
-    fit(Together(methods), images, dict.fromkeys(methods, long) | configs, folders[0], progress("bridges"))
+    fit(
+        JointTraining(methods),
+        images,
+        dict.fromkeys(methods, long) | configs,
+        folders[0],
+        progress("bridges"),
+    )
     distilled = distill_together(walked, images, short, folders[1], progress=progress("distil"))
     minutes = (time.time() - begun) / 60
     named = {
@@ -189,7 +195,7 @@ def train_bridges(data: Splits, out: Path, weights: Path, options: argparse.Name
         **straight,
     }
     save_bridges(out, options.name, named)
-    models: dict[str, torch.nn.Module] = {name: FastEnsemble.of(each) for name, each in named.items()}
+    models: dict[str, torch.nn.Module] = {name: each.model() for name, each in named.items()}
     models |= save_rivals(out, options.name, students)
     measure(out, options.name, everything, models, data, options.final, options.seed, recipe)
     print(f"bridges and distillation took {minutes:.1f} minutes; options {vars(options)}")
@@ -217,7 +223,7 @@ def train_long(data: Splits, out: Path, weights: Path, options: argparse.Namespa
     methods |= students
     images = with_held_out(data, options.held_out, options.held_out_times).without_labels()
     begun = time.time()
-    fit(Together(methods), images, configs, options.run, progress("bridges"))
+    fit(JointTraining(methods), images, configs, options.run, progress("bridges"))
     minutes = (time.time() - begun) / 60
     save_bridges(out, options.name, {names[key]: each for key, each in bridges.items()})
     held = data
@@ -239,7 +245,7 @@ def rows_of(bridges: dict[tuple[int, ...], DiffusionBridge], kl: str) -> dict[st
     names = {(0,): f"control ({kl})", (0, 1, 2): f"+1 DBN ({kl})"}
     models: dict[str, torch.nn.Module] = {}
     for target, each in bridges.items():
-        models[names.get(target, f"+1 DBN ({kl}) to {target}")] = FastEnsemble.of(each)
+        models[names.get(target, f"+1 DBN ({kl}) to {target}")] = each.model()
     several = [each for target, each in bridges.items() if len(target) > 1]
     if len(several) > 1:
         models[f"+{len(several)} DBN ({kl}, DE-5)"] = FastEnsemble.of(*several)

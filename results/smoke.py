@@ -16,8 +16,8 @@ import torch
 
 from ensbridge.data import ImageSet, Splits
 from ensbridge.data.known import KNOWN
-from ensbridge.recipes import evaluate_run, train_recipe
-from ensbridge.recipes.plan import RECIPES
+from ensbridge.experiments import evaluate_run, train_recipe
+from ensbridge.experiments.plan import RECIPES
 from ensbridge.train.config import FitConfig
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 from cifar import DEVICE, load
+from ensbridge.experiments.experiment import Experiment, make_members
+from ensbridge.experiments.stages import make_bridges
 from torch import Tensor, nn
 
 from ensbridge.answers import predict_each
@@ -24,12 +26,10 @@ from ensbridge.calibration import calibrated
 from ensbridge.data import ImageSet
 from ensbridge.data.cifar import read_corrupted
 from ensbridge.data.corruptions import CORRUPTIONS
+from ensbridge.experiments import Plan
+from ensbridge.experiments.threads import Silent
 from ensbridge.files import read_json
 from ensbridge.metrics import accuracy, fit_share, fit_temperature, nll, nll_per_image, standard_error
-from ensbridge.recipes import Plan
-from ensbridge.recipes.experiment import Experiment, make_members
-from ensbridge.recipes.stages import make_bridges
-from ensbridge.recipes.threads import Silent
 from ensbridge.saving import load as load_model
 
 # What lines say of it, the images, and how many times each of them is there.

@@ -32,8 +32,8 @@ from ensbridge.methods import (
     DeepEnsemble,
     DiffusionBridge,
     EnsembleDistillation,
+    JointTraining,
     ProxyEnD2,
-    Together,
 )
 from ensbridge.methods.method import Teacher
 from ensbridge.nets import ScoreNet
@@ -81,7 +81,7 @@ def data(seed: int = 0, images: int = IMAGES) -> ImageSet:
     return ImageSet(torch.rand(images, 1, 4, 4, generator=generator), torch.arange(images) % 3)
 
 
-def method(kind: str) -> AbstractMethod:
+def method(kind: str) -> AbstractMethod | JointTraining:
     """Untrained: "members" by SGD, with momentum and a batch norm; "bridge" by Adam, with an average too.
 
     "together" is three methods at once: one by SGD, one by Adam, and the bridge with its average.
@@ -90,7 +90,7 @@ def method(kind: str) -> AbstractMethod:
         return DeepEnsemble([member(0), member(1)])
     if kind == "bridge":
         return bridge()
-    return Together(rivals())
+    return JointTraining(rivals())
 
 
 def rivals() -> dict[str, AbstractMethod]:
@@ -180,9 +180,9 @@ class Spoilt(AbstractMethod):
             return loss + (weight - weight.detach()).sum().sqrt()  # 0, with an infinite slope
         return loss * float(self.how)
 
-    def log_probs(self, images: Tensor) -> Tensor:
-        """The prediction of the method inside."""
-        return self.inner.log_probs(images)
+    def model(self) -> nn.Module:
+        """That of the method inside."""
+        return self.inner.model()
 
     def networks(self) -> Sequence[nn.Module]:
         """Those of the method inside."""

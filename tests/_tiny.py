@@ -28,6 +28,7 @@ from ensbridge.methods import (
     ProxyEnD2,
     StepDistillation,
 )
+from ensbridge.methods.method import TeacherOutputs
 from ensbridge.nets import ResNet, ScoreNet
 from ensbridge.nets.score import ZInput
 from ensbridge.nets.tail import Tail
@@ -106,6 +107,19 @@ def bridge_to(ensemble: Ensemble, seed: int = 0, **arguments: Any) -> DiffusionB
     """A bridge with a tiny score network of its own."""
     config = arguments.get("config", BridgeConfig())
     return DiffusionBridge(ensemble, score(config.z_input, seed), FEATURE, **arguments)
+
+
+def teacher_outputs(
+    ensemble: Ensemble, feature: str = FEATURE, given: Tensor | None = None
+) -> TeacherOutputs:
+    """What an ensemble says of the random images, or of given ones."""
+    return Batch(images() if given is None else given, None).teacher_outputs(ensemble, feature)
+
+
+@torch.no_grad()
+def predict(method: AbstractMethod, given: Tensor) -> Tensor:
+    """Log-probabilities by a method's model."""
+    return method.model()(given).log_softmax(-1)
 
 
 def pooled(seed: int = 0) -> nn.Module:

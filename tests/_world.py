@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -31,6 +31,7 @@ from ensbridge.ensemble import Ensemble
 from ensbridge.evaluation import evaluate
 from ensbridge.experiments import evaluate_run, runner, train_recipe
 from ensbridge.methods import AbstractMethod, Batch, BridgeConfig, DiffusionBridge, StepDistillation
+from ensbridge.methods.method import Teacher
 from ensbridge.train import FitConfig, fit
 from ensbridge.train.engine import Engine, join
 from ensbridge.train.fit import OutOfTime
@@ -198,8 +199,14 @@ class Spoilt(AbstractMethod):
             raise ValueError("the images went away; bring them back")
         return loss * math.nan
 
-    def log_probs(self, images: Tensor) -> Tensor:
-        return self.inner.log_probs(images)
+    def model(self) -> nn.Module:
+        return self.inner.model()
+
+    def networks(self) -> Sequence[nn.Module]:
+        return self.inner.networks()
+
+    def teachers(self) -> Sequence[Teacher]:
+        return []
 
     def describe(self) -> dict[str, Any]:
         return self.inner.describe()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import _tiny
-from ensbridge.answers import answer_each, predict, predict_each, predict_ladder
+from ensbridge.answers import predict, predict_batch, predict_each, predict_ladder
 from ensbridge.data import ImageSet
 from ensbridge.ensemble import Ensemble
 from ensbridge.fast_ensemble import FastEnsemble
@@ -42,7 +42,7 @@ def models() -> dict[str, nn.Module]:
 @torch.no_grad()
 def test_models_together_answer_as_each_alone_to_the_bit(models: dict[str, nn.Module]) -> None:
     images = _tiny.images(11)
-    found = answer_each(models, images)
+    found = predict_batch(models, images)
     assert list(found) == list(models)
     for name, model in models.items():
         assert found[name].equal(model.eval()(images).log_softmax(-1)), name
@@ -73,7 +73,7 @@ def test_one_bridge_behind_two_sources_runs_for_each() -> None:
     bridge = Bridge(_tiny.score())
     fast = {str(seed): FastEnsemble(_tiny.member(seed), [bridge], _tiny.FEATURE).eval() for seed in range(2)}
     with torch.no_grad():
-        found = answer_each(fast, _tiny.images())
+        found = predict_batch(fast, _tiny.images())
         assert all(found[name].equal(each(_tiny.images()).log_softmax(-1)) for name, each in fast.items())
     assert not found["0"].allclose(found["1"])
 
@@ -82,7 +82,7 @@ def test_one_bridge_at_two_features_of_a_source_runs_for_each() -> None:
     source, bridge = _tiny.member(), Bridge(_tiny.score())
     fast = {name: FastEnsemble(source, [bridge], name).eval() for name in ("stem", _tiny.FEATURE)}
     with torch.no_grad():
-        found = answer_each(fast, _tiny.images())
+        found = predict_batch(fast, _tiny.images())
         assert all(found[name].equal(each(_tiny.images()).log_softmax(-1)) for name, each in fast.items())
     assert not found["stem"].allclose(found[_tiny.FEATURE])
 
@@ -98,7 +98,7 @@ def test_a_source_in_half_precision_is_read_as_by_the_model_itself() -> None:
 
     fast = FastEnsemble(Halved(), [Bridge(_tiny.score())], f"net.{_tiny.FEATURE}").eval()
     with torch.no_grad():
-        found = answer_each({"fast": fast, "source": fast.source}, _tiny.images())
+        found = predict_batch({"fast": fast, "source": fast.source}, _tiny.images())
         assert found["fast"].equal(fast(_tiny.images()).log_softmax(-1))
     assert {each.dtype for each in found.values()} == {torch.float32}
 

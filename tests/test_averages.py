@@ -19,6 +19,7 @@ from ensbridge.methods import (
     DiffusionBridge,
     EmaRule,
 )
+from ensbridge.methods.method import Teacher
 from ensbridge.train import fit
 
 
@@ -78,8 +79,14 @@ class Climber(AbstractMethod):
     def loss(self, batch: Batch) -> Tensor:
         return -self.student.weight.sum()
 
-    def log_probs(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
+    def model(self) -> nn.Module:
+        return self.student
+
+    def networks(self) -> list[nn.Module]:
+        return [self.student]
+
+    def teachers(self) -> list[Teacher]:
+        return []
 
     def describe(self) -> dict[str, Any]:
         return {}

@@ -45,7 +45,7 @@ def test_the_loss_is_beta_times_the_papers(ensemble: Ensemble, preset: Any, beta
     method = _tiny.bridge_to(ensemble, config=config)
     found = method.loss(_tiny.batch(3))
 
-    draws, seen = _tiny.generator(3), ensemble.observe(_tiny.images(), _tiny.FEATURE)
+    draws, seen = _tiny.generator(3), _tiny.teacher_outputs(ensemble)
     rows = 1 if preset == "released" else 6
     z1 = seen.logits[0] / config.temperature.sample((rows, 1), draws)
     if preset == "default":
@@ -75,7 +75,7 @@ def test_the_loss_of_a_perfect_score_is_zero(ensemble: Ensemble) -> None:
         method = DiffusionBridge(ensemble, Perfect(), _tiny.FEATURE, loss=loss)
         assert method.loss(_tiny.batch()).item() == pytest.approx(0, abs=rounding)
         truth = ensemble(_tiny.images()).log_softmax(-1)
-        torch.testing.assert_close(method.log_probs(_tiny.images()), truth, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(_tiny.predict(method, _tiny.images()), truth, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", [None, (0,), (1, 2)])
@@ -83,7 +83,7 @@ def test_the_kl_loss_is_the_mean_relative_entropy(ensemble: Ensemble, target: tu
     method = _tiny.bridge_to(
         ensemble, loss="kl", target=target, config=BridgeConfig(temperature=_tiny.CONSTANT)
     )
-    seen = ensemble.observe(_tiny.images(), _tiny.FEATURE)
+    seen = _tiny.teacher_outputs(ensemble)
     logits = seen.logits.double().numpy()
     p = scipy.special.softmax(logits[list(target or (0, 1, 2))], axis=-1).mean(0)
     z1 = logits[0] / 2 - logits[0].mean(-1, keepdims=True) / 2
@@ -242,7 +242,7 @@ def test_the_methods_prediction_is_the_sources_logits_through_the_bridge(ensembl
     method = _tiny.bridge_to(ensemble)
     logits, h = forward_with_features(ensemble.source, _tiny.images(), _tiny.FEATURE)
     expected = F.log_softmax(method.bridge(h, logits), -1)
-    found = method.log_probs(_tiny.images())
+    found = _tiny.predict(method, _tiny.images())
     torch.testing.assert_close(found, expected.detach())
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(6))
 
@@ -334,6 +334,6 @@ def test_the_released_noise_reaches_predictions_and_repeats_itself() -> None:
     noisy = exact.with_bridge(Bridge(exact.bridge.score, BridgeConfig(variance="released")))
     for method in (exact, noisy):
         method.bridge.eval()
-    assert noisy.log_probs(images).equal(noisy.log_probs(images))
-    assert not noisy.log_probs(images).equal(exact.log_probs(images))
-    assert noisy.log_probs(images).allclose(exact.log_probs(images), atol=0.2)
+    assert _tiny.predict(noisy, images).equal(_tiny.predict(noisy, images))
+    assert not _tiny.predict(noisy, images).equal(_tiny.predict(exact, images))
+    assert _tiny.predict(noisy, images).allclose(_tiny.predict(exact, images), atol=0.2)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import _runs
+import _tiny
 from ensbridge.data import Augment
 from ensbridge.methods import DiffusionBridge
 from ensbridge.train import FitConfig, distill_steps, distill_together, fit
@@ -100,7 +101,7 @@ def test_the_student_approaches_the_teachers_five_steps(teacher: DiffusionBridge
     images = _runs.data(images=40).images
 
     def ends(bridge: DiffusionBridge) -> Tensor:
-        seen = bridge.ensemble.observe(images, bridge.feature)
+        seen = _tiny.teacher_outputs(bridge.ensemble, bridge.feature, images)
         with torch.no_grad():
             return bridge.bridge.eval()(seen.feature, seen.logits[0])
 

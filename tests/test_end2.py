@@ -233,8 +233,8 @@ def test_both_predictions_are_their_formulas() -> None:
         np.testing.assert_allclose(plain.numpy(), logits, rtol=0, atol=0)
         for predict, expected in (("dirichlet", mean), ("softmax", plain.softmax(-1))):
             method = ProxyEnD2(_tiny.ensemble(2), net, tau=tau, predict=predict)  # type: ignore[arg-type]
-            torch.testing.assert_close(method.log_probs(images).exp(), expected)
-    assert ProxyEnD2(_tiny.ensemble(2), net).model.predict == "dirichlet"
+            torch.testing.assert_close(_tiny.predict(method, images).exp(), expected)
+    assert ProxyEnD2(_tiny.ensemble(2), net).model().predict == "dirichlet"
     assert plain.softmax(-1).max() > mean.max()  # the softmax is the surer one
 
 
@@ -247,7 +247,7 @@ def test_extreme_logits_give_normalised_predictions(predict: Any, dtype: torch.d
             rows = [[1e4, -1e4, 0.0], [1e4, 1e4, 1e4], [-1e4, -1e4, -1e4], [80.0, 120.0, -3.0]]
             return torch.tensor(rows, dtype=dtype)
 
-    log_probs = ProxyEnD2(_tiny.ensemble(2), Says(), predict=predict).log_probs(_tiny.images(4))
+    log_probs = _tiny.predict(ProxyEnD2(_tiny.ensemble(2), Says(), predict=predict), _tiny.images(4))
     assert log_probs.isfinite().all()
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(4, dtype=dtype), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(log_probs[1].exp(), torch.full((3,), 1 / 3, dtype=dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_half_precision_members_are_averaged_in_float32() -> None:
     members = [nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).bfloat16() for _ in range(2)]
     images = _tiny.images().bfloat16()
     assert Ensemble(members)(images).dtype == torch.float32
-    assert Ensemble(members).observe(images, "0").logits.dtype == torch.float32
+    assert Ensemble(members).member_logits(images).dtype == torch.float32
 
 
 def test_an_ensemble_of_nobody_is_refused() -> None:
@@ -117,7 +118,7 @@ def test_an_ensemble_of_nobody_is_refused() -> None:
 
 def test_members_of_different_classes_are_refused_with_their_shapes() -> None:
     ensemble = Ensemble([_tiny.member(0), _tiny.member(1, classes=4)])
-    for call in (ensemble, ensemble.member_logits, lambda images: ensemble.observe(images, _tiny.FEATURE)):
+    for call in (ensemble, ensemble.member_logits, partial(_tiny.teacher_outputs, ensemble, _tiny.FEATURE)):
         with pytest.raises(ValueError, match=re.escape("member 1: (6, 3), member 2: (6, 4)")):
             call(_tiny.images())
 
@@ -165,13 +166,13 @@ def test_a_deal_that_does_not_come_out_is_refused(members: int, bridges: int, wo
         member_groups(members, bridges)
 
 
-# Observation
+# What teachers say of a batch
 
 
-def test_observing_gives_every_members_logits_and_the_sources_own_feature() -> None:
+def test_their_outputs_are_every_members_logits_and_the_sources_own_feature() -> None:
     members, images = mixed_members(), _tiny.images()
     ensemble = Ensemble(members)
-    seen = ensemble.observe(images, _tiny.FEATURE)
+    seen = _tiny.teacher_outputs(ensemble)
     source = members[0]
     expected = source.stages[0][0](source.stem((images - source.mean) / source.std))
     torch.testing.assert_close(seen.feature, expected, rtol=0, atol=0)
@@ -179,14 +180,6 @@ def test_observing_gives_every_members_logits_and_the_sources_own_feature() -> N
     assert not seen.feature.requires_grad
     assert not seen.logits.requires_grad
     assert _tiny.hooks_of(ensemble) == 0
-
-
-def test_observing_runs_each_member_once() -> None:
-    members, calls = mixed_members(), []
-    for index, member in enumerate(members):
-        member.register_forward_hook(lambda *_, index=index: calls.append(index))
-    Ensemble(members).observe(_tiny.images(), _tiny.FEATURE)
-    assert sorted(calls) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("wrap", [lambda x: {"logits": x}, lambda x: SimpleNamespace(logits=x)])
@@ -202,7 +195,9 @@ def test_members_may_return_objects_with_logits(wrap: Callable[[Tensor], object]
     plain, images = _tiny.ensemble(2), _tiny.images()
     wrapped = Ensemble([Wrapped(member) for member in plain.members])
     assert wrapped(images).equal(plain(images))
-    assert wrapped.observe(images, "net.stem").feature.equal(plain.observe(images, "stem").feature)
+    assert _tiny.teacher_outputs(wrapped, "net.stem").feature.equal(
+        _tiny.teacher_outputs(plain, "stem").feature
+    )
 
 
 def test_other_outputs_are_refused() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import _runs
+import _tiny
 from _tables import (
     IMAGES,
     LABELS,
@@ -302,7 +303,7 @@ def test_a_fast_ensemble_is_source_and_bridges_in_one_call() -> None:
     models, bridges, images = costs()
     both = models["both"].eval()
     with torch.no_grad():
-        seen = bridges[0].ensemble.observe(images, "stages.0.0")
+        seen = _tiny.teacher_outputs(bridges[0].ensemble, "stages.0.0", images)
         ends = [bridges[0].bridge, bridges[1].bridge.one_step().eval()]
         mean = torch.stack([bridge(seen.feature, seen.logits[0]).softmax(-1) for bridge in ends]).mean(0)
         torch.testing.assert_close(both(images).softmax(-1), mean)

@@ -27,12 +27,25 @@ def test_a_fast_ensemble_is_the_mean_of_its_bridges_and_runs_its_source_once(
 ) -> None:
     methods = [_tiny.bridge_to(ensemble, seed) for seed in range(count)]
     images = _tiny.images()
-    expected = torch.stack([method.log_probs(images).exp() for method in methods]).mean(0)
+    feature, logits = _tiny.teacher_outputs(ensemble)
+    expected = torch.stack([method.bridge(feature, logits[0]).softmax(-1) for method in methods]).mean(0)
     fast, calls = FastEnsemble.of(*methods).eval(), _tiny.count_runs(ensemble)
     torch.testing.assert_close(fast(images).softmax(-1), expected, rtol=1e-5, atol=1e-6)
     assert calls == {0: 1}
     assert fast.source is ensemble.source
     assert [each.score for each in fast.each_bridge()] == [method.bridge.score for method in methods]
+
+
+@torch.no_grad()
+def test_a_methods_model_is_its_bridge_beside_its_source(ensemble: Ensemble) -> None:
+    source, centre, _ = ensemble.members
+    for method in (_tiny.bridge_to(ensemble), _tiny.bridge_network(source, [centre])):
+        one, other = method.model().eval(), FastEnsemble.of(method).eval()
+        assert one.source is source
+        assert one.each_bridge() == [method.bridge]
+        assert one.members == other.members
+        assert one(_tiny.images()).equal(other(_tiny.images()))
+        assert one(_tiny.images()).equal(one.with_source(_tiny.images())[0])
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ import _tiny
 from ensbridge.data import Augment, ImageSet
 from ensbridge.ensemble import Ensemble
 from ensbridge.methods import AbstractMethod, Batch, DeepEnsemble, DiffusionBridge, EmaRule
+from ensbridge.methods.method import Teacher
 from ensbridge.train import FitConfig, fit
 
 KINDS = _runs.KINDS
@@ -50,8 +51,14 @@ class Recorder(AbstractMethod):
         self.images += [round(value) for value in batch.images[:, 0, 0, 0].tolist()]
         return self.student.weight.sum()
 
-    def log_probs(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
+    def model(self) -> nn.Module:
+        return self.student
+
+    def networks(self) -> list[nn.Module]:
+        return [self.student]
+
+    def teachers(self) -> list[Teacher]:
+        return []
 
     def describe(self) -> dict[str, Any]:
         return {"method": "recorder"}

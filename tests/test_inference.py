@@ -18,6 +18,7 @@ from ensbridge.inference import FoldedScore, OneStep, fold_batch_norm, prepare_f
 from ensbridge.methods import Bridge, BridgeConfig
 from ensbridge.methods.bridge_network import FeatureBridge
 from ensbridge.nets import MapScore, ResNet, ScoreNet, TokenScore
+from ensbridge.nets.features import forward_with_features
 from ensbridge.nets.inverted import InvertedResidual
 from ensbridge.nets.score import ZInput
 from ensbridge.schedule import TemperatureLaw
@@ -142,6 +143,24 @@ def test_several_bridges_of_several_kinds_and_the_source_among_them() -> None:
     assert gap(model(tail, average_source=True).double(), _tiny.images().double()) < 1e-12
     vectors = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
     assert gap(FastEnsemble(vectors, [Bridge(tokens, times=ONE)], "1").eval(), _tiny.images()) < 1e-6
+
+
+def test_where_nothing_is_folded_the_logits_are_the_models_to_the_bit() -> None:
+    vectors = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    with _tiny.seeded(4):
+        tokens = [Bridge(trained(TokenScore(3, 8, 8), seed)) for seed in range(2)]
+    several = FastEnsemble(vectors, tokens, "1", temperature=1.7, source_share=0.2).eval()
+    networks = model(*(FeatureBridge(_tiny.pooled(seed)) for seed in range(2)), average_source=True)
+    with torch.no_grad():
+        for fast in (several, networks):
+            found = prepare_for_inference(fast).with_source(_tiny.images())
+            assert all(
+                mine.equal(own) for mine, own in zip(found, fast.with_source(_tiny.images()), strict=True)
+            )
+        one = FastEnsemble(vectors, tokens[:1], "1").eval()
+        logits, h = forward_with_features(vectors, _tiny.images(), "1")
+        end = tokens[0](h, logits)
+        assert prepare_for_inference(one)(_tiny.images()).equal(end - end.mean(-1, keepdim=True))
 
 
 class ChannelsLast(nn.Module):

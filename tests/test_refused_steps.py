@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import _runs
-from ensbridge.methods import DeepEnsemble, Together
+from ensbridge.methods import DeepEnsemble, JointTraining
 from ensbridge.train import FitConfig, fit
 from ensbridge.train.ema import Average
 
@@ -65,7 +65,7 @@ def test_a_step_that_is_not_finite_changes_nothing(
             seen["files"] = _runs.contents(tmp_path)
 
     method = _runs.method(kind)
-    if isinstance(method, Together):  # one of three goes wrong, and none may take the step
+    if isinstance(method, JointTraining):  # one of three goes wrong, and none may take the step
         method.methods["end2"] = _runs.Spoilt(method.methods["end2"], at=7, how=how)
         words = words if how == "gradient" else f"the loss of end2 is -?{words}"
     else:

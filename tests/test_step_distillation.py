@@ -57,7 +57,7 @@ def test_the_direct_loss_mixes_the_teachers_sample_with_the_truth(ensemble: Ense
     method = distillation(ensemble, weight=weight)
     found = method.loss(_tiny.batch(4))
     teacher, draws = method.teacher.bridge, _tiny.generator(4)
-    seen = ensemble.observe(_tiny.images(), _tiny.FEATURE)
+    seen = _tiny.teacher_outputs(ensemble)
     z1 = seen.logits[0] / TemperatureLaw().sample((6, 1), draws)
     z1 = z1 - z1.mean(-1, keepdim=True)
     sampled = walk(teacher.epsilon, teacher.schedule, z1, seen.feature, generator=draws)[-1]
@@ -155,11 +155,11 @@ def test_the_students_prediction_is_its_own_and_starts_as_the_teachers(ensemble:
     method = StepDistillation(teacher)
     assert method.student.times == (0.0, 1.0)
     assert _tiny.same(_tiny.state(method.student), before)
-    one_step = teacher.with_bridge(teacher.bridge.one_step()).log_probs(_tiny.images())
-    torch.testing.assert_close(method.log_probs(_tiny.images()), one_step)
+    one_step = _tiny.predict(teacher.with_bridge(teacher.bridge.one_step()), _tiny.images())
+    torch.testing.assert_close(_tiny.predict(method, _tiny.images()), one_step)
     eb.fit(method, _tiny.data(), _tiny.FEW_STEPS)
     assert _tiny.same(_tiny.state(teacher.bridge), before)
-    assert not method.log_probs(_tiny.images()).allclose(one_step)
+    assert not _tiny.predict(method, _tiny.images()).allclose(one_step)
     assert teacher.bridge.steps == 5
     assert method.ema == teacher.ema
 

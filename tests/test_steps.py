@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import _runs
-from ensbridge.methods import DeepEnsemble, Together
+from ensbridge.methods import DeepEnsemble, JointTraining
 from ensbridge.train import fit
 from ensbridge.train.compiled import CompiledStep, in_bf16
 from ensbridge.train.ema import Average
@@ -94,7 +94,7 @@ def test_a_span_with_a_step_that_is_not_finite_is_refused() -> None:
         fit(DeepEnsemble([net]), _runs.data(), _runs.config("members"), step="compiled")
     assert _runs.same(_runs.state(net), before)
     fine = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-    both = Together({"good": DeepEnsemble([fine]), "bad": DeepEnsemble([Broken()])})
+    both = JointTraining({"good": DeepEnsemble([fine]), "bad": DeepEnsemble([Broken()])})
     with pytest.raises(FloatingPointError, match="the loss of bad or a gradient is not finite at steps 1 to"):
         fit(both, _runs.data(), _runs.config("members"), step="compiled")
 

@@ -34,7 +34,7 @@ def paths(tmp_path: Path) -> list[Path]:
 def test_they_are_the_ensemble_to_the_bit_and_only_the_source_is_in_memory(paths: list[Path]) -> None:
     stored, images = eb.Ensemble.from_files(paths, _tiny.member), _tiny.images()
     assert stored(images).equal(_tiny.ensemble(3)(images))
-    seen, real = stored.observe(images, _tiny.FEATURE), _tiny.ensemble(3).observe(images, _tiny.FEATURE)
+    seen, real = _tiny.teacher_outputs(stored), _tiny.teacher_outputs(_tiny.ensemble(3))
     assert seen.feature.equal(real.feature)
     assert seen.logits.equal(real.logits)
     assert sum(each.numel() for each in stored.parameters()) == eb.cost.count_params(_tiny.member())

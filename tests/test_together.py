@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import _runs
 import _tiny
@@ -25,11 +25,12 @@ from ensbridge.methods import (
     DiffusionBridge,
     EmaRule,
     EnsembleDistillation,
+    JointTraining,
     ProxyEnD2,
     StepDistillation,
-    Together,
 )
 from ensbridge.methods.method import taps_of
+from ensbridge.nets.features import forward_with_features
 from ensbridge.train import FitConfig
 from ensbridge.train.fit import seems_finished
 
@@ -47,16 +48,9 @@ def test_methods_trained_together_share_one_pass_of_their_teachers(ensemble: Ens
         "control": _tiny.bridge_to(ensemble, 2, target=(0,)),
     }
     several["distilled"] = StepDistillation(several["bridge"])
-    total = Together(several).loss(_tiny.batch())
+    losses = JointTraining(several).losses(_tiny.batch())
     assert calls == {0: 1, 1: 1, 2: 1}
-    assert total.ndim == 0
-
-
-def test_the_loss_together_is_the_sum(ensemble: Ensemble) -> None:
-    config = BridgeConfig(temperature=_tiny.CONSTANT)
-    several = {str(seed): _tiny.bridge_to(ensemble, seed, loss="kl", config=config) for seed in range(3)}
-    each = [method.loss(_tiny.batch()) for method in several.values()]
-    torch.testing.assert_close(Together(several).loss(_tiny.batch()), each[0] + each[1] + each[2])
+    assert [(name, loss.ndim) for name, loss in losses.items()] == [(name, 0) for name in several]
 
 
 def test_training_together_gives_what_training_alone_gives(ensemble: Ensemble) -> None:
@@ -68,32 +62,27 @@ def test_training_together_gives_what_training_alone_gives(ensemble: Ensemble) -
 
     together, alone = two(), two()
     start = {name: _tiny.state(method.student) for name, method in together.items()}
-    eb.fit(Together(together), _tiny.data(), _tiny.FEW_STEPS)
+    eb.fit(JointTraining(together), _tiny.data(), _tiny.FEW_STEPS)
     for name, method in alone.items():
         eb.fit(method, _tiny.data(), _tiny.FEW_STEPS)
         assert not _tiny.same(_tiny.state(method.student), start[name])
         assert _tiny.same(_tiny.state(together[name].student), _tiny.state(method.student))
 
 
-def test_together_makes_no_prediction_and_is_not_empty(ensemble: Ensemble) -> None:
-    one, two = _tiny.bridge_to(ensemble), _tiny.bridge_to(ensemble)
-    with pytest.raises(TypeError, match="one, two were trained together; ask one of them"):
-        Together({"one": one, "two": two}).log_probs(_tiny.images())
+def test_joint_training_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="0 methods to train together; give at least 1"):
-        Together({})
+        JointTraining({})
 
 
 def test_each_method_keeps_its_own_average(ensemble: Ensemble) -> None:
     config = BridgeConfig(ema=0.5, ema_warmup=False)
-    inner = Together({"ed": EnsembleDistillation(ensemble, _tiny.member(9))})
     several: dict[str, AbstractMethod] = {
         "slow": _tiny.bridge_to(ensemble),
         "none": DeepEnsemble([_tiny.member(8)]),
         "fast": _tiny.bridge_to(ensemble, config=config),
-        "inner": Together({"deep": _tiny.bridge_to(ensemble, config=config), **inner.methods}),
     }
     rules = [("slow", EmaRule(0.99995)), ("fast", EmaRule(0.5, warmup=False))]
-    assert list(Together(several).averages()) == [*rules, ("inner.deep", EmaRule(0.5, warmup=False))]
+    assert list(JointTraining(several).averages()) == rules
 
 
 # A batch and what it remembers
@@ -102,17 +91,19 @@ def test_each_method_keeps_its_own_average(ensemble: Ensemble) -> None:
 def test_a_batch_remembers_each_network_and_feature_apart(ensemble: Ensemble) -> None:
     calls, other = _tiny.count_runs(ensemble), _tiny.ensemble(2, seed=5)
     one = _tiny.batch()
-    first = one.observe(ensemble, "stem")
-    assert one.observe(ensemble, "stem").feature is first.feature
-    assert one.observe(ensemble, "stem").logits.equal(first.logits)
+    first = one.teacher_outputs(ensemble, "stem")
+    assert one.teacher_outputs(ensemble, "stem").feature is first.feature
+    assert one.teacher_outputs(ensemble, "stem").logits.equal(first.logits)
     assert calls == {0: 1, 1: 1, 2: 1}
-    expected = ensemble.observe(_tiny.images(), "stem")
-    assert first.feature.equal(expected.feature)
-    assert first.logits.equal(expected.logits)
-    head = one.observe(ensemble, "head")
-    assert head.feature.equal(expected.logits[0])
-    assert one.observe(other, "stem").logits.equal(other.member_logits(_tiny.images()))
-    again = _tiny.batch().observe(ensemble, "stem")  # another batch asks anew
+    logits, feature = forward_with_features(ensemble.source, _tiny.images(), "stem")
+    assert first.feature.equal(feature)
+    assert first.logits.equal(ensemble.member_logits(_tiny.images()))
+    assert not first.feature.requires_grad
+    assert not first.logits.requires_grad
+    head = one.teacher_outputs(ensemble, "head")
+    assert head.feature.equal(logits)
+    assert one.teacher_outputs(other, "stem").logits.equal(other.member_logits(_tiny.images()))
+    again = _tiny.batch().teacher_outputs(ensemble, "stem")  # another batch asks anew
     assert again.feature is not first.feature
 
 
@@ -127,6 +118,16 @@ def test_ensembles_that_share_members_share_their_passes(ensemble: Ensemble) -> 
     assert not logits.requires_grad
 
 
+def test_a_teacher_that_works_in_place_has_images_of_its_own() -> None:
+    class InPlace(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.sub_(0.5).flatten(1)[:, :3]
+
+    one = _tiny.batch()
+    one.member_logits(Ensemble([InPlace(), InPlace()]))
+    assert one.images.equal(_tiny.images())
+
+
 def test_named_taps_come_with_the_first_pass(ensemble: Ensemble) -> None:
     teachers = [(ensemble, "stem"), (ensemble.first(1), "stages.0.0"), (ensemble, None), (ensemble, "stem")]
     taps = taps_of(teachers)
@@ -134,14 +135,14 @@ def test_named_taps_come_with_the_first_pass(ensemble: Ensemble) -> None:
     assert list(taps.values()) == [("stem", "stages.0.0"), (), ()]
     calls, one = _tiny.count_runs(ensemble), Batch(_tiny.images(), None, taps=taps)
     one.member_logits(ensemble)
-    seen = [one.observe(ensemble, feature) for feature in ("stages.0.0", "stem", "stages.0.0")]
+    seen = [one.teacher_outputs(ensemble, feature) for feature in ("stages.0.0", "stem", "stages.0.0")]
     assert calls == {0: 1, 1: 1, 2: 1}
     for found, feature in zip(seen, ("stages.0.0", "stem", "stages.0.0"), strict=True):
-        assert found.feature.equal(ensemble.observe(_tiny.images(), feature).feature)
+        assert found.feature.equal(_tiny.teacher_outputs(ensemble, feature).feature)
 
 
 def test_a_given_runner_takes_the_networks_place(ensemble: Ensemble) -> None:
-    seen = ensemble.observe(_tiny.images(), _tiny.FEATURE)
+    seen = _tiny.teacher_outputs(ensemble)
     calls = _tiny.count_runs(ensemble)
     method = _tiny.bridge_to(ensemble, loss="kl", config=BridgeConfig(temperature=_tiny.CONSTANT))
     taps = taps_of(method.teachers())
@@ -187,7 +188,7 @@ def configs() -> dict[str, FitConfig]:
 
 
 def test_all_rivals_run_each_teacher_once_a_batch(ensemble: Ensemble) -> None:
-    method, calls = Together(rivals(ensemble)), _tiny.count_runs(ensemble)
+    method, calls = JointTraining(rivals(ensemble)), _tiny.count_runs(ensemble)
     taps = taps_of(method.teachers())
     assert taps[ensemble.source] == (_tiny.FEATURE, "stem")
     found = method.losses(Batch(_tiny.images(), None, _tiny.generator(0), taps))
@@ -202,7 +203,7 @@ def test_all_rivals_run_each_teacher_once_a_batch(ensemble: Ensemble) -> None:
 def test_with_a_configuration_each_they_learn_to_the_bit_what_they_learn_alone(ensemble: Ensemble) -> None:
     together, own = rivals(ensemble), configs()
     start = {name: _tiny.state(method.student) for name, method in together.items()}
-    eb.fit(Together(together), _tiny.data(), own)
+    eb.fit(JointTraining(together), _tiny.data(), own)
     for name, alone in rivals(ensemble).items():
         eb.fit(alone, _tiny.data(), own[name])
         assert _tiny.same(_tiny.state(together[name].student), _tiny.state(alone.student)), name
@@ -211,15 +212,15 @@ def test_with_a_configuration_each_they_learn_to_the_bit_what_they_learn_alone(e
 
 def test_one_configuration_for_all_is_one_for_each(ensemble: Ensemble) -> None:
     one, each = rivals(ensemble), rivals(ensemble)
-    eb.fit(Together(one), _tiny.data(), _tiny.FEW_STEPS)
-    eb.fit(Together(each), _tiny.data(), dict.fromkeys(each, _tiny.FEW_STEPS))
+    eb.fit(JointTraining(one), _tiny.data(), _tiny.FEW_STEPS)
+    eb.fit(JointTraining(each), _tiny.data(), dict.fromkeys(each, _tiny.FEW_STEPS))
     for name, method in one.items():
         assert _tiny.same(_tiny.state(method.student), _tiny.state(each[name].student)), name
 
 
 def test_the_log_tells_each_methods_loss(tmp_path: Path) -> None:
     methods = {name: _runs.Spoilt(each) for name, each in _runs.rivals().items()}
-    eb.fit(Together(methods), _runs.data(), _runs.config("together"), tmp_path)
+    eb.fit(JointTraining(methods), _runs.data(), _runs.config("together"), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
     for number, line in enumerate(lines):
@@ -245,7 +246,7 @@ def test_configurations_of_other_batches_are_refused(
     own = configs()
     own["end2"] = replace(own["end2"], **change)
     with pytest.raises(ValueError, match=f"^{words}$"):
-        eb.fit(Together(rivals(ensemble)), _tiny.data(), own, tmp_path / "run")
+        eb.fit(JointTraining(rivals(ensemble)), _tiny.data(), own, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -253,11 +254,11 @@ def test_configurations_of_other_methods_are_refused(ensemble: Ensemble) -> None
     methods, own = rivals(ensemble), configs()
     names = "ed, end2, bn, bn2, dbn, control"
     missing = {name: each for name, each in own.items() if name != "dbn"}
-    remedy = "give each method of Together one, or one for all"
+    remedy = "give each method of JointTraining one, or one for all"
     for given in (missing, {**own, "more": own["ed"]}, {}):
         words = f"configurations are for {', '.join(given)}; the methods are {names}: {remedy}"
         with pytest.raises(ValueError, match=f"^{words}$"):
-            eb.fit(Together(methods), _tiny.data(), given)
+            eb.fit(JointTraining(methods), _tiny.data(), given)
     with pytest.raises(ValueError, match=f"^configurations are for ed; the methods are one: {remedy}$"):
         eb.fit(methods["ed"], _tiny.data(), {"ed": own["ed"]})
     with pytest.raises(ValueError, match=f"^configurations are for ; the methods are one: {remedy}$"):
@@ -269,9 +270,7 @@ class _InTwoParts(EnsembleDistillation):
 
     def __init__(self, ensemble: Ensemble) -> None:
         super().__init__(ensemble, nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Linear(8, 3)))
-
-    def parts(self) -> list[str]:
-        return ["1", "2"]
+        self.parts = ("1", "2")
 
 
 @pytest.mark.parametrize("around", [False, True])
@@ -281,7 +280,7 @@ def test_parts_of_a_student_may_have_an_optimizer_each(ensemble: Ensemble, aroun
     still = FitConfig(epochs=1, batch_size=8, lr=1e-30, optimizer="sgd")
     own = {"1": still, "2": replace(still, lr=0.1)}
     if around:  # among other methods
-        eb.fit(Together({"a": method}), _tiny.data(), {f"a.{part}": each for part, each in own.items()})
+        eb.fit(JointTraining({"a": method}), _tiny.data(), {f"a.{part}": each for part, each in own.items()})
     else:
         eb.fit(method, _tiny.data(), own)
     moved = {name for name, weight in method.student.named_parameters() if not weight.equal(before[name])}
@@ -298,9 +297,9 @@ def test_a_run_with_other_configurations_is_refused(tmp_path: Path) -> None:
 
 
 def test_methods_of_any_name_can_be_resumed(tmp_path: Path) -> None:
-    def named() -> Together:
+    def named() -> JointTraining:
         ed, end2, dbn = _runs.rivals().values()
-        return Together({"ED, τ = 4": ed, "rivals/EnD²": end2, "/": dbn})
+        return JointTraining({"ED, τ = 4": ed, "rivals/EnD²": end2, "/": dbn})
 
     own = dict(zip(named().methods, _runs.config("together").values(), strict=True))
     with pytest.raises(_runs.Stopped):
@@ -324,13 +323,13 @@ def test_a_run_is_finished_when_its_last_checkpoint_is_there(tmp_path: Path) -> 
 # What a method names
 
 
-def test_a_method_names_what_its_loss_observes_and_the_networks_that_it_trains(ensemble: Ensemble) -> None:
+def test_a_method_names_its_teachers_and_the_networks_that_it_trains(ensemble: Ensemble) -> None:
     first, second, third = ensemble.members
     one, other = _tiny.bridge_to(ensemble), _tiny.bridge_to(ensemble, 1)
     elsewhere = DiffusionBridge(ensemble, _tiny.score(), "stem")
     every = {first: (_tiny.FEATURE,), second: (), third: ()}
     assert taps_of(one.teachers()) == taps_of(StepDistillation(one).teachers()) == every
-    together = Together({"one": one, "other": other, "elsewhere": elsewhere})
+    together = JointTraining({"one": one, "other": other, "elsewhere": elsewhere})
     assert taps_of(together.teachers()) == every | {first: (_tiny.FEATURE, "stem")}
     assert list(DeepEnsemble([_tiny.member()]).teachers()) == []
     for method in (one, StepDistillation(one), together, DeepEnsemble([_tiny.member()])):

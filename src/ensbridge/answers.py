@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.data.loader import ImageSet
-from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit, stack_logits
+from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.nets.features import forward_with_features
+from ensbridge.methods.method import Batch, taps_of
 from ensbridge.train.engine import Engine
 
 Advance = Callable[[int], None]  # hears how many images a network has just answered
@@ -53,7 +53,7 @@ def predict_each(
         model.eval()
 
     def run(images: Tensor) -> Tensor:
-        answers = answer_each(models, images)
+        answers = predict_batch(models, images)
         (first, classes), *others = ((name, each.shape[-1]) for name, each in answers.items())
         for name, own in others:
             if own != classes:
@@ -79,40 +79,29 @@ def predict_each(
     return dict(zip(models, whole, strict=True))
 
 
-def answer_each(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Tensor]:
+def predict_batch(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Tensor]:
     """Log-probabilities (B, K) of a batch by model; models are in evaluation mode.
 
     A network that is a member or the source of several models runs once, and so does a bridge.
     """
-    taps: dict[nn.Module, dict[str, None]] = {}  # what is read of each source, in order
-    for model in models.values():
+    fast = [model for model in models.values() if type(model) is FastEnsemble]
+    batch = Batch(images, None, taps=taps_of([(Ensemble([each.source]), each.feature) for each in fast]))
+    crossed: dict[tuple[nn.Module, Tensor], Tensor] = {}
+
+    def call(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
+        key = bridge, h  # the same feature of the same source is the same tensor
+        if key not in crossed:
+            crossed[key] = bridge(h, source_logits)
+        return crossed[key]
+
+    def logits(model: nn.Module) -> Tensor:
+        if type(model) is Ensemble:  # a class made of it may predict otherwise
+            return ensemble_logit(batch.member_logits(model))
         if type(model) is FastEnsemble:
-            taps.setdefault(model.source, {})[model.feature] = None
-    passes: dict[nn.Module, tuple[Tensor, dict[str, Tensor]]] = {}
-    ends: dict[tuple[nn.Module, nn.Module, str], Tensor] = {}
+            return model.with_source(images, batch.run, call)[0]
+        return batch.run(model, images)[0]
 
-    def run(net: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
-        if net not in passes:
-            # Each has images of its own: a network may well work in place.
-            logits, *outputs = forward_with_features(net, images.clone(), *taps.get(net, ()))
-            passes[net] = at_least_float32(logits), dict(zip(taps.get(net, ()), outputs, strict=True))
-        return passes[net]
-
-    def cross(model: FastEnsemble, bridge: nn.Module) -> Tensor:
-        key = bridge, model.source, model.feature
-        if key not in ends:
-            logits, outputs = run(model.source)
-            ends[key] = bridge(outputs[model.feature], logits)
-        return ends[key]
-
-    def answer(model: nn.Module) -> Tensor:
-        if type(model) is Ensemble:  # a class made of it may answer otherwise
-            return ensemble_logit(stack_logits([run(member)[0] for member in model.members]))
-        if type(model) is FastEnsemble:
-            return model.combine(run(model.source)[0], [cross(model, bridge) for bridge in model.bridges])
-        return run(model)[0]
-
-    return {name: at_least_float32(answer(model)).log_softmax(-1) for name, model in models.items()}
+    return {name: at_least_float32(logits(model)).log_softmax(-1) for name, model in models.items()}
 
 
 def predict_ladder(

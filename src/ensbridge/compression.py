@@ -24,7 +24,7 @@ from ensbridge.ensemble import Ensemble, checked_members, member_groups, try_mem
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.files import read_json
 from ensbridge.methods.diffusion_bridge import BridgeConfig, DiffusionBridge
-from ensbridge.methods.method import Together
+from ensbridge.methods.method import JointTraining
 from ensbridge.metrics import fit_temperature, nll
 from ensbridge.nets.features import find_module, read_logits
 from ensbridge.nets.preprocessed import Preprocess, with_preprocessing
@@ -286,7 +286,7 @@ def _train(
     with progress_bars(quiet) as bars:
         progress = _counted(bars.stage, config.total_steps(len(data)))
         try:
-            fit(Together(methods), data, config, run_dir, progress, deadline=deadline)
+            fit(JointTraining(methods), data, config, run_dir, progress, deadline=deadline)
         except OutOfTime as late:
             remedy = "give more max_minutes" if run_dir is None else "repeat the call to go on"
             say(f"time is up and {late}, so that the model is as trained so far; {remedy}")

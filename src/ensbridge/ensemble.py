@@ -6,11 +6,11 @@ Shapes: M members, B images, K classes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from ensbridge.nets.features import forward_with_features, read_logits, uncompiled
 from ensbridge.nets.stored import Build, StoredNetwork, load_weights
 from ensbridge.words import one_line
+
+# A network, images and names of its modules in; its logits, then these modules' outputs, out.
+Forward: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 
 def ensemble_logit(logits: Tensor) -> Tensor:
@@ -60,13 +63,6 @@ def member_groups(members: int, bridges: int) -> list[tuple[int, ...]]:
     sizes = [each + (index < more) for index in range(bridges)]
     ends = list(accumulate(sizes, initial=1))
     return [(0, *range(start, stop)) for start, stop in pairwise(ends)]
-
-
-class Observation(NamedTuple):
-    """What a bridge sees of a batch: the source's feature and every member's logits."""
-
-    feature: Tensor  # the module's output, any shape with B first
-    logits: Tensor  # (M, B, K)
 
 
 class Ensemble(nn.Module):
@@ -140,20 +136,13 @@ class Ensemble(nn.Module):
         """
         return {f"DE-{size}": self.first(size) for size in range(1, len(self) + 1)}
 
-    def member_logits(self, images: Tensor) -> Tensor:
-        """Every member's logits, (M, B, K)."""
-        return stack_logits([read_logits(member(images)) for member in self.members])
+    def member_logits(self, images: Tensor, run: Forward = forward_with_features) -> Tensor:
+        """Every member's logits, (M, B, K); `run` runs a member, for whoever shares it between models."""
+        return stack_logits([run(member, images)[0] for member in self.members])
 
     def forward(self, images: Tensor) -> Tensor:
         """The ensemble's logits (B, K)."""
         return ensemble_logit(self.member_logits(images))
-
-    @torch.no_grad()
-    def observe(self, images: Tensor, feature: str) -> Observation:
-        """Run every member once, and read the source's module `feature` in the same pass; no gradients."""
-        source_logits, output = forward_with_features(self.source, images, feature)
-        others = [read_logits(member(images)) for member in list(self.members)[1:]]
-        return Observation(output, stack_logits([source_logits, *others]))
 
 
 def list_members(members: Sequence[nn.Module] | Ensemble) -> list[nn.Module]:

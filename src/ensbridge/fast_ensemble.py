@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ensbridge.calibration import calibrated
 from ensbridge.data.loader import Data
-from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit
-from ensbridge.methods.bridge_network import BridgeNetwork, FeatureBridge
-from ensbridge.methods.diffusion_bridge import Bridge, DiffusionBridge
+from ensbridge.ensemble import Ensemble, Forward, at_least_float32, ensemble_logit
 from ensbridge.nets.features import find_module, forward_with_features, uncompiled
 from ensbridge.nets.preprocessed import Preprocess
 from ensbridge.scores import Scores
@@ -27,7 +26,74 @@ TEMPERATURES = (1e-3, 1e3)
 LARGEST_SHARE = 1e6
 
 
-class FastEnsemble(nn.Module):
+class AbstractBridge(nn.Module, ABC):
+    """What runs beside the source: its feature and logits in, logits that stand for other members out."""
+
+    steps: int  # how often its network runs for one prediction
+
+    @abstractmethod
+    def forward(self, h: Tensor, source_logits: Tensor) -> Tensor:
+        """Logits (B, K) from the feature h and the source's logits (B, K), at least float32."""
+
+
+class TrainedBridge(Protocol):
+    """A bridge and what it was trained for: what the methods that train bridges have."""
+
+    source: nn.Module  # that the bridge runs beside
+    feature: str
+    average_source: bool  # whether the source's own prediction is part of the mean
+
+    @property
+    def bridge(self) -> AbstractBridge:
+        """The bridge."""
+        ...
+
+    def stands_for(self) -> Sequence[nn.Module]:
+        """The networks whose mean it learns."""
+        ...
+
+
+def call_bridge(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
+    """Run a bridge."""
+    return bridge(h, source_logits)
+
+
+class AbstractFastEnsemble(nn.Module, ABC):
+    """The one forward pass of a source with bridges, whatever its bridges were made into."""
+
+    source: nn.Module
+    bridges: nn.ModuleList
+    feature: str
+    temperature: float
+    source_share: float
+    average_source: bool
+
+    @abstractmethod
+    def mean(self, logits: Sequence[Tensor]) -> Tensor:
+        """The centred logits (B, K) of the mean of several predictions' softmax, or of one."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, K)."""
+        return self.with_source(images)[0]
+
+    def with_source(
+        self,
+        images: Tensor,
+        run: Forward = forward_with_features,
+        call: Callable[[nn.Module, Tensor, Tensor], Tensor] = call_bridge,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (B, K) and, from the same pass, the source's own: where they part, the members disagree.
+
+        `run` and `call` run the source and a bridge, for whoever shares these between models.
+        """
+        source_logits, h = run(self.source, images, self.feature)
+        source_logits = at_least_float32(source_logits)
+        logits = [call(bridge, h, source_logits) for bridge in self.bridges]
+        mean = self.mean([source_logits, *logits] if self.average_source else logits)
+        return calibrated(mean, source_logits, self.temperature, self.source_share), source_logits
+
+
+class FastEnsemble(AbstractFastEnsemble):
     """One network in place of an ensemble: the source runs once, each bridge reads its feature and logits.
 
     Called on images it returns logits (B, K), whose softmax is the mean of the bridges' predictions, unless
@@ -36,6 +102,7 @@ class FastEnsemble(nn.Module):
     member: 1/3 against 1/6 each for five members and two bridges. With `average_source` the source's own
     prediction is part of the mean, as bridge networks (BN) have it.
 
+    >>> from ensbridge.methods import Bridge
     >>> from ensbridge.nets import ResNet, ScoreNet
     >>> source = ResNet((1,), (8,), 3, stem=8)
     >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
@@ -47,7 +114,7 @@ class FastEnsemble(nn.Module):
     def __init__(
         self,
         source: nn.Module,
-        bridges: Sequence[Bridge | FeatureBridge],
+        bridges: Sequence[AbstractBridge],
         feature: str,
         *,
         temperature: float = 1.0,
@@ -83,23 +150,27 @@ class FastEnsemble(nn.Module):
         self.class_names = None if class_names is None else tuple(class_names)
 
     @classmethod
-    def of(cls, *methods: DiffusionBridge | BridgeNetwork) -> FastEnsemble:
+    def of(cls, *methods: TrainedBridge) -> FastEnsemble:
         """The network that trained bridges, all of one kind, make with the source they share."""
         if not methods:
             raise ValueError("a FastEnsemble was given 0 bridges; it needs at least 1")
-        shared = {(type(method), _source(method), method.feature) for method in methods}
+        shared = {(method.source, method.feature, method.average_source) for method in methods}
         if len(shared) > 1:
             raise ValueError(
                 "these bridges do not share their kind, source and feature; train them on the same"
             )
-        kind, source, feature = shared.pop()
-        others = {other for method in methods for other in _members(method)} - {source}
+        ((source, feature, average_source),) = shared
+        others = {network for method in methods for network in method.stands_for()} - {source}
         bridges = [method.bridge for method in methods]
-        return cls(source, bridges, feature, members=1 + len(others), average_source=kind is BridgeNetwork)
+        return cls(source, bridges, feature, members=1 + len(others), average_source=average_source)
 
-    def each_bridge(self) -> list[Bridge | FeatureBridge]:
+    def each_bridge(self) -> list[AbstractBridge]:
         """The bridges, with their type."""
-        return [bridge for bridge in self.bridges if isinstance(bridge, Bridge | FeatureBridge)]
+        return [bridge for bridge in self.bridges if isinstance(bridge, AbstractBridge)]
+
+    def mean(self, logits: Sequence[Tensor]) -> Tensor:
+        """The ensemble's logit, of one prediction too."""
+        return ensemble_logit(torch.stack(list(logits)))
 
     def fidelity(
         self,
@@ -116,21 +187,6 @@ class FastEnsemble(nn.Module):
         from ensbridge.fidelity import measure_fidelity
 
         return measure_fidelity(self, test, members, preprocess)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, K)."""
-        return self.with_source(images)[0]
-
-    def with_source(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, K) and, from the same pass, the source's own: where they part, the members disagree."""
-        logits, feature = forward_with_features(self.source, images, self.feature)
-        logits = at_least_float32(logits)
-        return self.combine(logits, [bridge(feature, logits) for bridge in self.bridges]), logits
-
-    def combine(self, logits: Tensor, ends: Sequence[Tensor]) -> Tensor:
-        """Logits (B, K) from the source's own, at least float32, and what each bridge made of them."""
-        mean = ensemble_logit(torch.stack([logits, *ends] if self.average_source else [*ends]))
-        return calibrated(mean, logits, self.temperature, self.source_share)
 
     def save(
         self,
@@ -154,6 +210,7 @@ class FastEnsemble(nn.Module):
         this takes stays behind, and is no part of the model.
 
         >>> import tempfile
+        >>> from ensbridge.methods import Bridge
         >>> from ensbridge.nets import ResNet, ScoreNet
         >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
         >>> fast = FastEnsemble(ResNet((1,), (8,), 3, stem=8), [Bridge(score)], feature="stages.0.0")
@@ -173,14 +230,3 @@ class FastEnsemble(nn.Module):
             class_names=class_names,
             scores=scores,
         )
-
-
-def _members(method: DiffusionBridge | BridgeNetwork) -> list[nn.Module]:
-    """The members that a bridge stands for; a curve's centre stands for its other end."""
-    if isinstance(method, DiffusionBridge):
-        return [method.ensemble.members[index] for index in method.target]
-    return list(method.centres.members)
-
-
-def _source(method: DiffusionBridge | BridgeNetwork) -> nn.Module:
-    return method.ensemble.source if isinstance(method, DiffusionBridge) else method.source.source

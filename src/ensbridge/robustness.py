@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ensbridge.answers import answer_each
+from ensbridge.answers import predict_batch
 from ensbridge.data.cifar import corruptions_in, read_corrupted
 from ensbridge.data.corruptions import CORRUPTIONS, SEVERITIES
 from ensbridge.data.corruptions.write import MANIFEST, check_severities
@@ -130,7 +130,7 @@ def _measure(
     streams = {name: MetricStream(temperature=temperatures.get(name, 1.0)) for name in models}
     for batch, labels in images.batches(batch_size) if models else ():
         assert labels is not None
-        for name, log_probs in answer_each(models, batch).items():
+        for name, log_probs in predict_batch(models, batch).items():
             streams[name].update(log_probs, labels)
         advance(len(models) * len(batch))
     found: dict[str, dict[str, Any]] = {}

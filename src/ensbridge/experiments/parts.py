@@ -291,7 +291,7 @@ def network_model(info: ModelInfo, folder: str, names: Sequence[str], table: Tab
 
 def student_model(info: ModelInfo, folder: str, name: str, table: Table = "rows") -> TableModel:
     """A student that stands for the ensemble by itself."""
-    return TableModel(info, (folder,), lambda run: run.methods(folder)[name].model, table)  # type: ignore
+    return TableModel(info, (folder,), lambda run: run.methods(folder)[name].model(), table)
 
 
 def checked(method: AbstractMethod, kind: type[MethodType]) -> MethodType:

@@ -20,7 +20,7 @@ from ensbridge.experiments.jobs import CurveSpec, Experiment, Job, by_group
 from ensbridge.experiments.recipe import build
 from ensbridge.experiments.threads import WORKERS, Reporter, Work, side_by_side
 from ensbridge.files import read_file
-from ensbridge.methods.method import AbstractMethod, Together
+from ensbridge.methods.method import AbstractMethod, JointTraining
 from ensbridge.scores import Curve, parse_curve
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.engine import Engine
@@ -126,7 +126,7 @@ class Run:
             (self.folder / "scores.json").unlink(missing_ok=True)  # which were measured without it
         methods = self._built(job)
         fit(
-            Together(methods),
+            JointTraining(methods),
             self._images(job),
             job.config(),
             self.path(job.folder),
@@ -164,7 +164,9 @@ class Run:
         if not self.is_finished(job):
             raise Unfinished(f"{job.folder} is not finished")
         methods = self._built(job)
-        load_trained(Together(methods), self._images(job), job.config(), self.path(job.folder), self.engine)
+        load_trained(
+            JointTraining(methods), self._images(job), job.config(), self.path(job.folder), self.engine
+        )
         self._finished[job.folder] = methods
 
     def _built(self, job: Job) -> dict[str, AbstractMethod]:

@@ -1,4 +1,4 @@
-"""Methods, one file each, with one contract: `loss(batch)` and `log_probs(images)`."""
+"""Methods, one file each, with one contract: `loss(batch)` and `model()`."""
 
 from ensbridge.methods.bezier import BezierCurve as BezierCurve
 from ensbridge.methods.bridge_network import BridgeNetwork as BridgeNetwork
@@ -11,7 +11,8 @@ from ensbridge.methods.distillation import EnsembleDistillation as EnsembleDisti
 from ensbridge.methods.end2 import DirichletClassifier as DirichletClassifier
 from ensbridge.methods.end2 import ProxyEnD2 as ProxyEnD2
 from ensbridge.methods.method import AbstractMethod as AbstractMethod
+from ensbridge.methods.method import AbstractTrainable as AbstractTrainable
 from ensbridge.methods.method import Batch as Batch
 from ensbridge.methods.method import EmaRule as EmaRule
-from ensbridge.methods.method import Together as Together
+from ensbridge.methods.method import JointTraining as JointTraining
 from ensbridge.methods.step_distillation import StepDistillation as StepDistillation

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,14 +15,33 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ensbridge.ensemble import at_least_float32, weights_digest
-from ensbridge.methods.method import AbstractMethod, Batch
+from ensbridge.methods.method import AbstractMethod, Batch, Teacher
+
+
+class _Place(nn.Module):
+    """The network at a place α of the curve, as one function of images and α that can be compiled."""
+
+    def __init__(self, start: dict[str, Tensor], control: nn.Module, end: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.start, self.control, self.end = start, control, end
+
+    def weights(self, alpha: Tensor | float) -> dict[str, Tensor]:
+        """θ(α), through which gradients reach the control point."""
+        a, b, c = (1 - alpha) ** 2, 2 * alpha * (1 - alpha), alpha**2
+        return {
+            name: a * self.start[name] + b * control + c * self.end[name]
+            for name, control in self.control.named_parameters(remove_duplicate=False)
+        }
+
+    def forward(self, images: Tensor, alpha: Tensor | float) -> Tensor:
+        return functional_call(self.control, self.weights(alpha), (images,))
 
 
 class BezierCurve(AbstractMethod):
     """The curve between two networks of one architecture, trained by cross-entropy at α ~ U(0, 1).
 
     The control point starts at the middle of the ends, so that the curve starts as the straight line.
-    `at(α)` is the network at a place of the curve; `log_probs` predicts with its centre.
+    `at(α)` is the network at a place of the curve, `model()` that at its centre.
 
     >>> ends = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
     >>> curve = BezierCurve(*ends)
@@ -65,14 +85,17 @@ class BezierCurve(AbstractMethod):
         alpha = torch.rand((), generator=batch.generator, device=batch.images.device)
         return F.cross_entropy(at_least_float32(self.place(batch.images, alpha)), batch.labels)
 
-    @torch.no_grad()
-    def log_probs(self, images: Tensor) -> Tensor:
-        """The prediction of the curve's centre."""
-        return at_least_float32(self.place(images, 0.5)).log_softmax(-1)
+    def model(self) -> nn.Module:
+        """The network at the curve's centre."""
+        return self.at(0.5)
 
-    def networks(self) -> list[nn.Module]:
+    def networks(self) -> Sequence[nn.Module]:
         """The network at a place of the curve."""
         return [self.place]
+
+    def teachers(self) -> Sequence[Teacher]:
+        """None: the labels teach."""
+        return []
 
     def describe(self) -> dict[str, Any]:
         """The ends' weights and the architecture."""
@@ -82,25 +105,6 @@ class BezierCurve(AbstractMethod):
             network.load_state_dict(weights)
             ends.append(weights_digest(network))
         return {"method": "bezier_curve", "ends": ends, "network": str(self.student)}
-
-
-class _Place(nn.Module):
-    """The network at a place α of the curve, as one function of images and α that can be compiled."""
-
-    def __init__(self, start: dict[str, Tensor], control: nn.Module, end: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.start, self.control, self.end = start, control, end
-
-    def weights(self, alpha: Tensor | float) -> dict[str, Tensor]:
-        """θ(α), through which gradients reach the control point."""
-        a, b, c = (1 - alpha) ** 2, 2 * alpha * (1 - alpha), alpha**2
-        return {
-            name: a * self.start[name] + b * control + c * self.end[name]
-            for name, control in self.control.named_parameters(remove_duplicate=False)
-        }
-
-    def forward(self, images: Tensor, alpha: Tensor | float) -> Tensor:
-        return functional_call(self.control, self.weights(alpha), (images,))
 
 
 def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

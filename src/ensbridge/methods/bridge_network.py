@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit, weights_digest
+from ensbridge.ensemble import Ensemble, ensemble_logit, weights_digest
+from ensbridge.fast_ensemble import AbstractBridge, FastEnsemble
 from ensbridge.methods.method import AbstractMethod, Batch, Teacher
-from ensbridge.nets.features import find_module, forward_with_features
+from ensbridge.nets.features import find_module
 
 
-class FeatureBridge(nn.Module):
+class FeatureBridge(AbstractBridge):
     """The part that is kept: a network from the source's feature to logits."""
 
-    steps = 1  # how often it runs for one prediction
+    steps = 1
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -37,35 +37,39 @@ class BridgeNetwork(AbstractMethod):
     `centres` are the networks at the middle of the curves from the source, one for the method as published;
     with several the target is their mean softmax. Labels are never used.
 
+    >>> import torch
     >>> from ensbridge.nets import ResNet
     >>> from ensbridge.nets.tail import Tail
     >>> source, centre = (ResNet((1, 1), (8, 8), 3, stem=8) for _ in range(2))
     >>> method = BridgeNetwork(source, [centre], Tail(source, "stages.0.0"), "stages.0.0")
     >>> batch = Batch(torch.rand(4, 3, 8, 8), None)
-    >>> method.loss(batch).ndim, method.log_probs(batch.images).shape
+    >>> method.loss(batch).ndim, method.model()(batch.images).shape
     (0, torch.Size([4, 3]))
     """
 
+    average_source = True
+
     def __init__(self, source: nn.Module, centres: Sequence[nn.Module], net: nn.Module, feature: str) -> None:
         find_module(source, feature)
-        self.source = Ensemble([source]).eval()
+        self.source, self._source = source, Ensemble([source]).eval()
         self.centres = Ensemble(centres).eval()
         self.feature = feature
         self.bridge = self.student = FeatureBridge(net)
 
     def loss(self, batch: Batch) -> Tensor:
         """KL(centre ‖ bridge), mean over the batch."""
-        seen = batch.observe(self.source, self.feature)
+        outputs = batch.teacher_outputs(self._source, self.feature)
         log_p = ensemble_logit(batch.member_logits(self.centres)).log_softmax(-1)
-        log_q = self.bridge(seen.feature, seen.logits[0]).log_softmax(-1)
+        log_q = self.bridge(outputs.feature, outputs.logits[0]).log_softmax(-1)
         return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
 
-    @torch.no_grad()
-    def log_probs(self, images: Tensor) -> Tensor:
-        """The mean of the source's and the bridge's softmax."""
-        logits, feature = forward_with_features(self.source.source, images, self.feature)
-        logits = at_least_float32(logits)
-        return ensemble_logit(torch.stack([logits, self.bridge(feature, logits)])).log_softmax(-1)
+    def model(self) -> FastEnsemble:
+        """The source with the bridge, their softmaxes averaged."""
+        return FastEnsemble.of(self)
+
+    def stands_for(self) -> Sequence[nn.Module]:
+        """The centres, each for its curve's other end."""
+        return list(self.centres.members)
 
     def networks(self) -> Sequence[nn.Module]:
         """The light network."""
@@ -73,14 +77,14 @@ class BridgeNetwork(AbstractMethod):
 
     def teachers(self) -> Sequence[Teacher]:
         """The source at the feature, and the centres."""
-        return [(self.source, self.feature), (self.centres, None)]
+        return [(self._source, self.feature), (self.centres, None)]
 
     def describe(self) -> dict[str, Any]:
         """The feature, the teachers and the light network."""
         return {
             "method": "bridge_network",
             "feature": self.feature,
-            "source": weights_digest(self.source),
+            "source": weights_digest(self._source),
             "centres": weights_digest(self.centres),
             "bridge": str(self.bridge.net),
         }

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ensbridge.ensemble import Ensemble
-from ensbridge.methods.method import AbstractMethod, Batch
+from ensbridge.methods.method import AbstractMethod, Batch, Teacher
 
 
 class DeepEnsemble(AbstractMethod):
@@ -21,8 +21,8 @@ class DeepEnsemble(AbstractMethod):
 
     >>> import torch
     >>> method = DeepEnsemble([nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)])
-    >>> method.log_probs(torch.rand(5, 1, 2, 2)).exp().sum(1).allclose(torch.ones(5))
-    True
+    >>> len(method.model()), method.model()(torch.rand(5, 1, 2, 2)).shape
+    (2, torch.Size([5, 3]))
     """
 
     def __init__(self, members: Sequence[nn.Module], part: tuple[int, int] | None = None) -> None:
@@ -56,13 +56,17 @@ class DeepEnsemble(AbstractMethod):
             raise ValueError(f"a batch of {len(rows)} images has no {parts} equal parts; change its size")
         return rows.chunk(parts)[number]
 
-    def log_probs(self, images: Tensor) -> Tensor:
-        """Log of the members' mean softmax."""
-        return self.ensemble(images).log_softmax(-1)
+    def model(self) -> Ensemble:
+        """The members, averaged."""
+        return self.ensemble
 
     def networks(self) -> Sequence[nn.Module]:
         """The members."""
         return list(self.ensemble.members)
+
+    def teachers(self) -> Sequence[Teacher]:
+        """None: the labels teach."""
+        return []
 
     def describe(self) -> dict[str, Any]:
         """The members' architectures, as they print, and their part of a batch, if any."""

@@ -14,9 +14,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from ensbridge.ensemble import Ensemble, Observation, at_least_float32, ensemble_logit, weights_digest
-from ensbridge.methods.method import AbstractMethod, Batch, EmaRule, Teacher
-from ensbridge.nets.features import find_module, forward_with_features
+from ensbridge.ensemble import Ensemble, ensemble_logit, weights_digest
+from ensbridge.fast_ensemble import AbstractBridge, FastEnsemble
+from ensbridge.methods.method import AbstractMethod, Batch, EmaRule, Teacher, TeacherOutputs
+from ensbridge.nets.features import find_module
 from ensbridge.nets.score import ScoreNet, ZInput
 from ensbridge.sampler import estimate_z0, walk
 from ensbridge.schedule import BridgeSchedule, PosteriorVariance, TemperatureLaw
@@ -94,7 +95,7 @@ class BridgeConfig:
         return presets[name]
 
 
-class Bridge(nn.Module):
+class Bridge(AbstractBridge):
     """The part that is kept: a score network and the walk that it steers.
 
     `times` is the grid that it walks, the schedule's own unless given; `(0, 1)` is one step.
@@ -115,11 +116,7 @@ class Bridge(nn.Module):
         self.times = tuple(self.schedule.times().tolist() if times is None else times)
         if len(self.times) < 2 or self.times[0] != 0 or self.times[-1] != 1:
             raise ValueError(f"times are {self.times}; a bridge walks from 1 to 0, give such as (0.0, 1.0)")
-
-    @property
-    def steps(self) -> int:
-        """How often the score network runs for one prediction."""
-        return len(self.times) - 1
+        self.steps = len(self.times) - 1
 
     def one_step(self) -> Bridge:
         """A copy with the same weights that walks in one step."""
@@ -188,9 +185,11 @@ class DiffusionBridge(AbstractMethod):
     >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
     >>> method = DiffusionBridge(Ensemble(members), score, feature="stages.0.0", loss="bridge")
     >>> batch = Batch(torch.rand(4, 3, 8, 8), None, torch.Generator().manual_seed(0))
-    >>> method.loss(batch).ndim, method.log_probs(batch.images).shape
+    >>> method.loss(batch).ndim, method.model()(batch.images).shape
     (0, torch.Size([4, 3]))
     """
+
+    average_source = False
 
     def __init__(
         self,
@@ -215,10 +214,10 @@ class DiffusionBridge(AbstractMethod):
         if not self.target or not all(0 <= index < len(ensemble) for index in self.target):
             raise ValueError(f"target is {self.target}; it must name members 0 to {len(ensemble) - 1}")
         find_module(ensemble.source, feature)
-        self.ensemble = ensemble.eval()
+        self.ensemble, self.source = ensemble.eval(), ensemble.source
         # The source and those that are learnt from: no other need run.
         others = [ensemble.members[index] for index in self.target if index]
-        self._taught = Ensemble([ensemble.source, *others])
+        self._teachers = Ensemble([ensemble.source, *others])
         self.feature = feature
         self.objective = loss
         self.bridge = self.student = Bridge(score, config, (0.0, 1.0) if loss == "kl" else None)
@@ -226,32 +225,32 @@ class DiffusionBridge(AbstractMethod):
 
     def loss(self, batch: Batch) -> Tensor:
         """The bridge's loss or the KL divergence, mean over the batch."""
-        z0, z1, seen = self.ends(batch)
+        z0, z1, outputs = self.ends(batch)
         if self.objective == "kl":
             now = z1.new_ones(len(z1))
-            log_q = estimate_z0(self.bridge.epsilon, self.bridge.schedule, z1, seen.feature, now).log_softmax(
-                -1
-            )
+            log_q = estimate_z0(
+                self.bridge.epsilon, self.bridge.schedule, z1, outputs.feature, now
+            ).log_softmax(-1)
             log_p = z0.log_softmax(-1)
             return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
         t = self.draw_times(len(z1), z1.device, batch.generator)
         sample = self.bridge.schedule.sample(z0, z1, t, batch.generator)
         # Eq. 8 in units of √beta: squared error summed over classes, mean over the batch.
-        residual = self.bridge.residual(seen.feature, sample.z_t, t)
+        residual = self.bridge.residual(outputs.feature, sample.z_t, t)
         return (residual - math.sqrt(self.bridge.config.beta) * sample.target).square().sum(-1).mean()
 
-    def ends(self, batch: Batch) -> tuple[Tensor, Tensor, Observation]:
-        """Both ends Z_0 and Z_1 of each image's bridge, and what source and target said."""
-        seen = batch.observe(self._taught, self.feature)
+    def ends(self, batch: Batch) -> tuple[Tensor, Tensor, TeacherOutputs]:
+        """Both ends Z_0 and Z_1 of each image's bridge, and the teachers' outputs."""
+        outputs = batch.teacher_outputs(self._teachers, self.feature)
         score = self.bridge.score
-        if isinstance(score, ScoreNet) and score.classes != seen.logits.shape[-1]:
+        if isinstance(score, ScoreNet) and score.classes != outputs.logits.shape[-1]:
             raise ValueError(
-                f"the score network has {score.classes} classes and the members {seen.logits.shape[-1]}; "
+                f"the score network has {score.classes} classes and the members {outputs.logits.shape[-1]}; "
                 "build it with the members' number"
             )
-        z0 = ensemble_logit(seen.logits if 0 in self.target else seen.logits[1:])
+        z0 = ensemble_logit(outputs.logits if 0 in self.target else outputs.logits[1:])
         temperature = self.bridge.draw_temperature(len(z0), z0.device, batch.generator)
-        return z0, self.bridge.start(seen.logits[0], temperature), seen
+        return z0, self.bridge.start(outputs.logits[0], temperature), outputs
 
     def draw_times(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
         """Training times (B,) by the rule of `train_times`."""
@@ -268,11 +267,13 @@ class DiffusionBridge(AbstractMethod):
         other.bridge = other.student = bridge
         return other
 
-    @torch.no_grad()
-    def log_probs(self, images: Tensor) -> Tensor:
-        """The prediction of source and bridge together."""
-        logits, feature = forward_with_features(self.ensemble.source, images, self.feature)
-        return self.bridge(feature, at_least_float32(logits)).log_softmax(-1)
+    def model(self) -> FastEnsemble:
+        """The source with the bridge."""
+        return FastEnsemble.of(self)
+
+    def stands_for(self) -> Sequence[nn.Module]:
+        """The members of the target."""
+        return [self.ensemble.members[index] for index in self.target]
 
     def networks(self) -> Sequence[nn.Module]:
         """The score network."""
@@ -280,7 +281,7 @@ class DiffusionBridge(AbstractMethod):
 
     def teachers(self) -> Sequence[Teacher]:
         """The source at the feature, and the other members of the target."""
-        return [(self._taught, self.feature)]
+        return [(self._teachers, self.feature)]
 
     def describe(self) -> dict[str, Any]:
         """The bridge's switches, target and score network."""

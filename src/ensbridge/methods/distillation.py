@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -35,7 +34,7 @@ class EnsembleDistillation(AbstractMethod):
     >>> import torch
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(3)]
     >>> method = EnsembleDistillation(Ensemble(nets[:2]), nets[2])
-    >>> method.loss(Batch(torch.rand(5, 1, 2, 2), None)).ndim, method.model is nets[2]
+    >>> method.loss(Batch(torch.rand(5, 1, 2, 2), None)).ndim, method.model() is nets[2]
     (0, True)
     """
 
@@ -43,7 +42,7 @@ class EnsembleDistillation(AbstractMethod):
         if not tau > 0:
             raise ValueError(f"tau is {tau}; the temperature of the distillation must be above 0, such as 4")
         self.ensemble = ensemble.eval()
-        self.student = self.model = student
+        self.student = student
         self.tau = tau
 
     def loss(self, batch: Batch) -> Tensor:
@@ -51,10 +50,13 @@ class EnsembleDistillation(AbstractMethod):
         logits = at_least_float32(self.student(batch.images))
         return distillation_loss(logits, batch.member_logits(self.ensemble), self.tau)
 
-    @torch.no_grad()
-    def log_probs(self, images: Tensor) -> Tensor:
-        """The student's prediction, at temperature 1."""
-        return at_least_float32(self.student(images)).log_softmax(-1)
+    def model(self) -> nn.Module:
+        """The student, at temperature 1."""
+        return self.student
+
+    def networks(self) -> Sequence[nn.Module]:
+        """The student."""
+        return [self.student]
 
     def teachers(self) -> Sequence[Teacher]:
         """The ensemble."""

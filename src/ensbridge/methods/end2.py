@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from ensbridge.ensemble import Ensemble, at_least_float32, weights_digest
@@ -109,7 +108,7 @@ class ProxyEnD2(AbstractMethod):
     >>> import torch
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(3)]
     >>> method = ProxyEnD2(Ensemble(nets[:2]), nets[2])
-    >>> method.loss(Batch(torch.rand(5, 1, 2, 2), None)).ndim, method.model.predict
+    >>> method.loss(Batch(torch.rand(5, 1, 2, 2), None)).ndim, method.model().predict
     (0, 'dirichlet')
     """
 
@@ -127,23 +126,22 @@ class ProxyEnD2(AbstractMethod):
         if len(ensemble) < 2:
             raise ValueError("EnD² was given an ensemble of 1 member; a spread needs at least 2")
         self.ensemble = ensemble.eval()
-        self.student = self.model = DirichletClassifier(student, tau, predict)
+        self.student = self.classifier = DirichletClassifier(student, tau, predict)
         self.tau = tau
         self.divisor: Literal["beta0", "s"] = divisor
 
     def loss(self, batch: Batch) -> Tensor:
         """The Dirichlet's loss against the proxy of the members."""
-        logits = at_least_float32(self.model.net(batch.images))
+        logits = at_least_float32(self.classifier.net(batch.images))
         return end2_loss(logits, batch.member_logits(self.ensemble), self.tau, self.divisor)
 
-    @torch.no_grad()
-    def log_probs(self, images: Tensor) -> Tensor:
-        """The prediction that `predict` asks for."""
-        return self.model(images).log_softmax(-1)
+    def model(self) -> DirichletClassifier:
+        """The Dirichlet, which predicts as `predict` asks for."""
+        return self.classifier
 
     def networks(self) -> Sequence[nn.Module]:
         """The network inside the Dirichlet."""
-        return [self.model.net]
+        return [self.classifier.net]
 
     def teachers(self) -> Sequence[Teacher]:
         """The ensemble."""
@@ -154,7 +152,7 @@ class ProxyEnD2(AbstractMethod):
         return {
             "method": "proxy_end2",
             "tau": self.tau,
-            "predict": self.model.predict,
+            "predict": self.classifier.predict,
             "divisor": self.divisor,
             "teachers": weights_digest(self.ensemble),
             "student": str(self.student),

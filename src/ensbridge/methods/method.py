@@ -1,32 +1,43 @@
-"""The contract that every method keeps: a student, `loss(batch)` and `log_probs(images)`."""
+"""The contract that every method keeps: `loss(batch)` trains its student, `model()` is what comes of it.
+
+`fit` trains one method, or several by `JointTraining`; what it asks of both is `AbstractTrainable`. Classes
+are abstract or final: what is concrete here is never overridden.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ensbridge.ensemble import Ensemble, Observation, stack_logits
+from ensbridge.ensemble import Ensemble
 from ensbridge.nets.features import forward_with_features
 
 Teacher = tuple[Ensemble, str | None]  # an ensemble, and the feature of its source that is read, if any
 Runner = Callable[[Tensor], tuple[Tensor, ...]]  # a network's pass: its logits, then its features
 
 
+class TeacherOutputs(NamedTuple):
+    """What an ensemble says of a batch: a feature of its source and every member's logits."""
+
+    feature: Tensor  # the module's output, any shape with B first
+    logits: Tensor  # (M, B, K)
+
+
 @dataclass(frozen=True)
 class Batch:
     """A batch of training images with the randomness of its step.
 
-    Each teacher network runs once, whichever methods and ensembles ask for it, and without gradients.
+    Each network runs once, whichever methods and ensembles ask for it, and without gradients.
     `taps` names the features to keep of each network; `runners` are compiled passes, if any.
 
     >>> ensemble = Ensemble([nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)])
     >>> batch = Batch(torch.rand(5, 1, 2, 2), None)
-    >>> batch.observe(ensemble, "0").logits.equal(batch.member_logits(ensemble))
+    >>> batch.teacher_outputs(ensemble, "0").logits.equal(batch.member_logits(ensemble))
     True
     """
 
@@ -37,27 +48,26 @@ class Batch:
     runners: Mapping[nn.Module, Runner] = field(default_factory=dict, repr=False)
     _seen: dict[nn.Module, dict[str | None, Tensor]] = field(default_factory=dict, repr=False)
 
-    def observe(self, ensemble: Ensemble, feature: str) -> Observation:
-        """What the ensemble says of these images, and the source's `feature`."""
-        output = self._run(ensemble.source, feature)[feature]
-        return Observation(output, self.member_logits(ensemble))
+    def teacher_outputs(self, ensemble: Ensemble, feature: str) -> TeacherOutputs:
+        """The source's `feature` and every member's logits."""
+        output = self.run(ensemble.source, self.images, feature)[1]
+        return TeacherOutputs(output, self.member_logits(ensemble))
 
     def member_logits(self, ensemble: Ensemble) -> Tensor:
         """Every member's logits (M, B, K)."""
-        return stack_logits([self._run(member)[None] for member in ensemble.members])
+        return ensemble.member_logits(self.images, self.run)
 
-    def _run(self, network: nn.Module, feature: str | None = None) -> dict[str | None, Tensor]:
-        """A network's outputs: its logits under None, its features under their names."""
-        if feature not in self._seen.get(network, {}):
-            features = self.taps.get(network, () if feature is None else (feature,))
-            runner = self.runners.get(network)
+    def run(self, network: nn.Module, images: Tensor, *features: str) -> tuple[Tensor, ...]:
+        """What `forward_with_features` gives for the batch's images, from one pass whoever asks."""
+        seen = self._seen.setdefault(network, {})  # its logits under None, its features under their names
+        if not {None, *features} <= seen.keys():
+            names = self.taps.get(network, features)
+            # Each has images of its own: a network may well work in place.
+            run = self.runners.get(network, lambda own: forward_with_features(network, own.clone(), *names))
             with torch.no_grad():
-                known = runner is not None
-                outputs = (
-                    runner(self.images) if known else forward_with_features(network, self.images, *features)
-                )
-            self._seen.setdefault(network, {}).update(zip((None, *features), outputs, strict=True))
-        return self._seen[network]
+                outputs = run(images)
+            seen.update(zip((None, *names), outputs, strict=True))
+        return tuple(seen[name] for name in (None, *features))
 
 
 def taps_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, ...]]:
@@ -103,50 +113,60 @@ class EmaRule:
         return min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
 
 
-class AbstractMethod(ABC):
-    """A way to make one classifier out of an ensemble.
+class AbstractTrainable(ABC):
+    """What `fit` trains."""
 
-    `student` holds what is trained, and nothing else: teachers stay outside. After training it carries
-    the averaged weights where `ema` asks for them.
+    student: nn.Module  # holds what is trained, and nothing else: teachers stay outside
+    parts: Sequence[str]  # of the student that have an optimiser each, by name ("" is all of it)
+
+    @abstractmethod
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """The losses that are trained on and logged, each of weights of its own."""
+
+    @abstractmethod
+    def averages(self) -> Sequence[tuple[str, EmaRule]]:
+        """The parts of the student whose weights are averaged, by name ("" is all of it)."""
+
+    @abstractmethod
+    def networks(self) -> Sequence[nn.Module]:
+        """The trained networks that the loss calls, which may be compiled."""
+
+    @abstractmethod
+    def teachers(self) -> Sequence[Teacher]:
+        """The ensembles that the loss learns from."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What this is, in JSON's types; a run folder knows its method by it."""
+
+
+class AbstractMethod(AbstractTrainable):
+    """A way to make one classifier out of an ensemble, or the ensemble itself.
+
+    After training the student carries the averaged weights where `ema` asks for them.
     """
 
-    student: nn.Module
     ema: EmaRule | None = None
+    parts: Sequence[str] = ("",)
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
         """The training loss of a batch, a scalar."""
 
     @abstractmethod
-    def log_probs(self, images: Tensor) -> Tensor:
-        """Predicted log-probabilities (B, K)."""
+    def model(self) -> nn.Module:
+        """The classifier: images in, logits (B, K) out."""
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """The losses that are trained on and logged, each of weights of its own."""
+        """The loss."""
         return {"loss": self.loss(batch)}
 
     def averages(self) -> Sequence[tuple[str, EmaRule]]:
-        """The parts of the student whose weights are averaged, by name ("" is all of it)."""
+        """The whole student, or nothing."""
         return [("", self.ema)] if self.ema else []
 
-    def parts(self) -> Sequence[str]:
-        """The parts of the student that have an optimiser each, by name ("" is all of it)."""
-        return [""]
 
-    def networks(self) -> Sequence[nn.Module]:
-        """The trained networks that the loss calls, which may be compiled."""
-        return [self.student]
-
-    def teachers(self) -> Sequence[Teacher]:
-        """What the loss observes."""
-        return []
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """What this method is, in JSON's types; a run folder knows its method by it."""
-
-
-class Together(AbstractMethod):
+class JointTraining(AbstractTrainable):
     """Several methods trained side by side on the same batches, their teachers' passes shared.
 
     Students share no weights and optimisers act on each weight alone, so that each learns what it would alone
@@ -156,7 +176,7 @@ class Together(AbstractMethod):
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
     >>> methods = {"a": DeepEnsemble(nets[:1]), "b": DeepEnsemble(nets[1:])}
     >>> batch = Batch(torch.rand(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1]))
-    >>> Together(methods).loss(batch).isclose(methods["a"].loss(batch) + methods["b"].loss(batch)).item()
+    >>> JointTraining(methods).losses(batch)["b"].equal(methods["b"].loss(batch))
     True
     """
 
@@ -168,34 +188,17 @@ class Together(AbstractMethod):
                 raise ValueError(f"a method is called {name!r}; names must not be empty or hold a dot")
         self.methods = dict(methods)
         self.student = nn.ModuleDict({name: method.student for name, method in methods.items()})
-
-    def loss(self, batch: Batch) -> Tensor:
-        """The sum of the methods' losses."""
-        return torch.stack(list(self.losses(batch).values())).sum()
+        self.parts = [
+            f"{name}.{part}".rstrip(".") for name, method in methods.items() for part in method.parts
+        ]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Each method's loss under its name."""
         return {name: method.loss(batch) for name, method in self.methods.items()}
 
     def averages(self) -> Sequence[tuple[str, EmaRule]]:
-        """Each method's own."""
-        return [
-            (f"{name}.{part}".rstrip("."), rule)
-            for name, method in self.methods.items()
-            for part, rule in method.averages()
-        ]
-
-    def parts(self) -> Sequence[str]:
-        """Each method's own."""
-        return [
-            f"{name}.{part}".rstrip(".") for name, method in self.methods.items() for part in method.parts()
-        ]
-
-    def log_probs(self, images: Tensor) -> Tensor:
-        """Not defined: several methods make several predictions."""
-        raise TypeError(
-            f"{', '.join(self.methods)} were trained together; ask one of them for its prediction"
-        )
+        """Each student by its method's rule."""
+        return [(name, method.ema) for name, method in self.methods.items() if method.ema]
 
     def networks(self) -> Sequence[nn.Module]:
         """Every method's networks."""
@@ -211,5 +214,5 @@ class Together(AbstractMethod):
         """Each method's description under its name."""
         return {
             "method": "together",
-            "methods": {name: each.describe() for name, each in self.methods.items()},
+            "methods": {name: method.describe() for name, method in self.methods.items()},
         }

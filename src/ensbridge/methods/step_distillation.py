@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.ensemble import weights_digest
+from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.method import AbstractMethod, Batch, Teacher
 from ensbridge.sampler import walk
@@ -68,12 +69,12 @@ class StepDistillation(AbstractMethod):
 
     def loss(self, batch: Batch) -> Tensor:
         """Squared error of the student's scores, in units of √beta, mean over the batch."""
-        z0, z1, seen = self.teacher.ends(batch)
+        z0, z1, outputs = self.teacher.ends(batch)
         if self.mode == "progressive":
-            return self._progressive(z0, z1, seen.feature, batch.generator)
+            return self._progressive(z0, z1, outputs.feature, batch.generator)
         now, end = z1.new_ones(len(z1)), z1.new_zeros(len(z1))
-        sampled = self._teacher_walk(z1, seen.feature, self.teacher.bridge.times, batch.generator)
-        residual = self.bridge.residual(seen.feature, z1, now)
+        sampled = self._teacher_walk(z1, outputs.feature, self.teacher.bridge.times, batch.generator)
+        residual = self.bridge.residual(outputs.feature, z1, now)
         errors = [self._error(residual, z1, goal, now, end) for goal in (sampled, z0)]
         return self.weight * errors[0] + (1 - self.weight) * errors[1]
 
@@ -102,16 +103,16 @@ class StepDistillation(AbstractMethod):
         target = math.sqrt(schedule.beta) * schedule.step_target(z_t, z_prev, t, t_prev)
         return (residual - target).square().sum(-1).mean()
 
-    def log_probs(self, images: Tensor) -> Tensor:
-        """The prediction of source and student."""
-        return self.distilled.log_probs(images)
+    def model(self) -> FastEnsemble:
+        """The source with the student."""
+        return self.distilled.model()
 
     def networks(self) -> Sequence[nn.Module]:
         """The student's score network."""
         return [self.bridge.score]
 
     def teachers(self) -> Sequence[Teacher]:
-        """What the teacher observes."""
+        """Those of the bridge that is distilled."""
         return self.teacher.teachers()
 
     def describe(self) -> dict[str, Any]:

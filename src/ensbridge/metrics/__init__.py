@@ -1,7 +1,7 @@
 """How good a prediction is: accuracy, NLL, Brier score, ECE, calibrated NLL, DEE and the gap closed.
 
 Every metric of a prediction is a ratio of sums over images. `MetricStream` keeps those sums, so that a set
-measured in one pass, in batches or in shards gives the same number; the one-shot functions are a stream
+measured in one pass or in batches gives the same number; the one-shot functions are a stream
 that is updated once. All sums are float64 on the CPU, whatever the precision of the prediction.
 
 Shapes: B images, K classes, M members of the largest deep ensemble. `log_probs` are log-probabilities (B, K)

@@ -11,7 +11,7 @@ from ensbridge.metrics.checks import checked
 
 
 class MetricStream:
-    """The metrics of a set that is seen in batches, or in shards by several processes.
+    """The metrics of a set that is seen in batches.
 
     `compute` gives acc (a fraction), nll, brier, ece, cnll (the NLL at `temperature`) and count.
 
@@ -58,15 +58,6 @@ class MetricStream:
         ]
         self._sums += torch.cat([totals, *by_bin])
 
-    def merge(self, other: MetricStream) -> None:
-        """Add what another stream, with the same bins and temperature, has seen."""
-        mine, theirs = (self.bins, self.temperature), (other.bins, other.temperature)
-        if mine != theirs:
-            raise ValueError(
-                f"a stream of (bins, temperature) {theirs} cannot join one of {mine}; make them equal"
-            )
-        self._sums += other._sums
-
     def compute(self) -> dict[str, float]:
         """The metrics of all that was seen so far."""
         nll_sum, brier_sum, tempered_sum = self._sums[:3].tolist()
@@ -91,29 +82,6 @@ class MetricStream:
             (int(seen), confidence / seen, right / seen) if seen else (0, None, None)
             for seen, right, confidence in table
         ]
-
-    def state(self) -> Tensor:
-        """All sums as one flat float64 tensor: the sum of the states of shards is the state of the whole."""
-        return self._sums.clone()
-
-    @classmethod
-    def from_state(cls, state: Tensor, temperature: float = 1.0) -> MetricStream:
-        """The stream whose `state` this is, or the whole whose shards' states were summed into it.
-
-        >>> shards = [MetricStream(), MetricStream()]
-        >>> for label, shard in enumerate(shards):
-        ...     shard.update(torch.tensor([[0.9, 0.1]]).log(), torch.tensor([label]))
-        >>> MetricStream.from_state(shards[0].state() + shards[1].state()).compute()["acc"]
-        0.5
-        """
-        if state.ndim != 1 or len(state) < 6 or len(state) % 3 != 0 or state.dtype != torch.float64:
-            raise ValueError(
-                f"a state of shape {tuple(state.shape)} and {state.dtype} is not one of a MetricStream; "
-                "pass what state() returned, a flat float64 tensor of 3 + 3 * bins numbers"
-            )
-        stream = cls(bins=len(state) // 3 - 1, temperature=temperature)
-        stream._sums += state.detach().cpu()
-        return stream
 
 
 def nll_each(log_probs_BK: Tensor, labels_B: Tensor) -> Tensor:

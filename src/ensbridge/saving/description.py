@@ -145,7 +145,7 @@ class Description:
         cls, fast: FastEnsemble, source: Architecture, sha256: str, tied: Mapping[str, str], facts: Facts
     ) -> Description:
         """Describe a model; what could not be read again is refused here, before anything is written."""
-        bridges = fast.each_bridge()
+        bridges = [bridge for bridge in fast.bridges if isinstance(bridge, Bridge | FeatureBridge)]
         if len(bridges) != len(fast.bridges):
             raise ValueError("a bridge of this model is neither a Bridge nor a FeatureBridge; give such ones")
         raw = cls(

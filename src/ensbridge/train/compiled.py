@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ensbridge.methods.method import Batch, Runner, Together
+from ensbridge.methods.method import Batch, JointTraining, Runner
 from ensbridge.nets.features import FeatureExtractor
 from ensbridge.train.step import AbstractStep, draw_batch, in_precision, step_seed
 
@@ -159,7 +159,7 @@ class CompiledStep(AbstractStep):
             network: lambda _, answer=answer: answer for network, answer in held.answers.items()
         }
         batch = Batch(held.images, held.labels, self.generator, self.taps, known)
-        if not isinstance(self.method, Together):
+        if not isinstance(self.method, JointTraining):
             return self.method.losses(batch)
         methods = self.method.methods
         losses = self.training.start([lambda one=one: one.loss(batch) for one in methods.values()])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ensbridge.data.loader import ImageSet
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
-from ensbridge.methods.method import Together
+from ensbridge.methods.method import JointTraining
 from ensbridge.methods.step_distillation import StepDistillation, halved
 from ensbridge.train.config import FitConfig
 from ensbridge.train.fit import Progress, fit
@@ -73,7 +73,7 @@ def distill_together(
             for name, bridge in current.items()
         }
         folder = None if run_dir is None else Path(run_dir) / stage_name(steps, times)
-        fit(Together(stages), train, config, folder, progress)
+        fit(JointTraining(stages), train, config, folder, progress)
         current = {name: stage.distilled for name, stage in stages.items()}
     return current
 

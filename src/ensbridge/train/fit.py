@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ensbridge.data.loader import ImageSet, as_image_set
-from ensbridge.methods.method import AbstractMethod, Batch, taps_of
+from ensbridge.methods.method import AbstractTrainable, Batch, taps_of
 from ensbridge.train.checkpoint import Checkpoint, RunFolder, checkpoint_path
 from ensbridge.train.config import FitConfig, describe_config
 from ensbridge.train.ema import Average
@@ -46,7 +46,7 @@ class FitResult:
 
 
 def fit(
-    method: AbstractMethod,
+    method: AbstractTrainable,
     train: ImageSet | Tensor | tuple[Tensor, Tensor],
     config: Configs,
     run_dir: Path | str | None = None,
@@ -59,11 +59,11 @@ def fit(
     """Train a method's student in place; on a folder that holds a part of the run, go on from there.
 
     Killed at any moment and run again, it ends on the CPU with the same weights to the bit. The student is
-    left in evaluation mode, with its averaged weights where the method asks for an average. Methods trained
-    `Together` may have a configuration each, by name, which agree in all that decides the batches. Data on a
-    GPU is trained with "captured" steps, compiled and in a CUDA graph; where that fails, a warning says why
-    and "compiled" ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one kind
-    and no other.
+    left in evaluation mode, with its averaged weights where the method asks for an average. The methods of a
+    `JointTraining` may have a configuration each, by name, which agree in all that decides the batches. Data
+    on a GPU is trained with "captured" steps, compiled and in a CUDA graph; where that fails, a warning says
+    why and "compiled" ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one
+    kind and no other.
     A checkpoint is written as often as the configuration says, and whenever half a minute has passed. At the
     `deadline`, a moment of `time.monotonic()`, one more is written and `OutOfTime` is raised; the student is
     then left as it would be at the end of training, with its averaged weights.
@@ -178,7 +178,7 @@ class _Run:
 
 
 def load_trained(
-    method: AbstractMethod,
+    method: AbstractTrainable,
     train: ImageSet | Tensor | tuple[Tensor, Tensor],
     config: Configs,
     run_dir: Path | str,
@@ -215,7 +215,7 @@ def _only_eager(wish: StepKind | None) -> tuple[StepKind]:
     return ("eager",)
 
 
-def _try_teachers(method: AbstractMethod, data: ImageSet) -> None:
+def _try_teachers(method: AbstractTrainable, data: ImageSet) -> None:
     """Run one image through the teachers: what cannot work says so before anything is written."""
     image = data.batch(torch.zeros(1, dtype=torch.long, device=data.images.device))[0]
     taps, own = taps_of(method.teachers()), set(method.student.modules())
@@ -225,7 +225,7 @@ def _try_teachers(method: AbstractMethod, data: ImageSet) -> None:
         network.eval()
     batch = Batch(image, None, taps=taps)
     for ensemble, feature in method.teachers():
-        batch.member_logits(ensemble) if feature is None else batch.observe(ensemble, feature)
+        batch.member_logits(ensemble) if feature is None else batch.teacher_outputs(ensemble, feature)
 
 
 def _next_marks(config: FitConfig, step: int) -> tuple[int, ...]:
@@ -233,7 +233,7 @@ def _next_marks(config: FitConfig, step: int) -> tuple[int, ...]:
     return tuple(step - step % every + every for every in (config.log_every, config.checkpoint_every))
 
 
-def _describe(method: AbstractMethod, data: ImageSet, config: Configs) -> dict[str, object]:
+def _describe(method: AbstractTrainable, data: ImageSet, config: Configs) -> dict[str, object]:
     """What makes a run this run; how often it is saved and logged does not."""
     if isinstance(config, FitConfig):
         fit_config: dict[str, object] = describe_config(config)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ensbridge.data.loader import ImageSet
-from ensbridge.methods.method import AbstractMethod, Together
+from ensbridge.methods.method import AbstractMethod, JointTraining
 from ensbridge.train.config import FitConfig
 from ensbridge.train.fit import fit
 
@@ -34,7 +34,7 @@ def epochs_within(
     >>> epochs_within(1000, {"net": DeepEnsemble([net])}, data, FitConfig(epochs=1, batch_size=4, lr=0.1))
     200.0
     """
-    together = Together({name: copy.copy(method) for name, method in methods.items()})
+    together = JointTraining({name: copy.copy(method) for name, method in methods.items()})
     before = {name: tensor.clone() for name, tensor in together.student.state_dict().items()}
     span = SPAN if data.images.is_cuda else 1  # the first warms caches, on a GPU it compiles
     few = replace(config, epochs=(1 + TIMED) * span * config.batch_size / len(data), log_every=span)

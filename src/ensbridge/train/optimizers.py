@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ensbridge.methods.method import AbstractMethod
+from ensbridge.methods.method import AbstractTrainable
 from ensbridge.train.config import FitConfig
 from ensbridge.words import short
 
@@ -15,15 +15,15 @@ Configs = FitConfig | Mapping[str, FitConfig]
 _MEMORY = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}  # of each weight
 
 
-def shared_config(method: AbstractMethod, config: Configs) -> FitConfig:
+def shared_config(method: AbstractTrainable, config: Configs) -> FitConfig:
     """The configuration whose batches all methods share; several that do not share them are refused."""
     if isinstance(config, FitConfig):
         return config
-    names = list(method.parts())
+    names = list(method.parts)
     if not config or set(config) != set(names):
         raise ValueError(
             f"configurations are for {', '.join(config)}; the methods are {', '.join(names) or 'one'}: "
-            "give each method of Together one, or one for all"
+            "give each method of JointTraining one, or one for all"
         )
     first = config[names[0]]
     for name in names:
@@ -45,7 +45,9 @@ class Optimizers:
     0.25
     """
 
-    def __init__(self, method: AbstractMethod, config: Configs, total: int, captured: bool = False) -> None:
+    def __init__(
+        self, method: AbstractTrainable, config: Configs, total: int, captured: bool = False
+    ) -> None:
         self.total = total
         configs = {"": config} if isinstance(config, FitConfig) else config
         self.parts = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.data.loader import ImageSet
-from ensbridge.methods.method import AbstractMethod, Batch, Runner, taps_of
+from ensbridge.methods.method import AbstractTrainable, Batch, Runner, taps_of
 from ensbridge.train.config import FitConfig, derive_seed
 from ensbridge.train.ema import Average
 from ensbridge.train.optimizers import Optimizers
@@ -29,7 +29,7 @@ class AbstractStep(ABC):
 
     def __init__(
         self,
-        method: AbstractMethod,
+        method: AbstractTrainable,
         data: ImageSet,
         config: FitConfig,
         optimizers: Optimizers,

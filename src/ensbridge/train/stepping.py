@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 
 from ensbridge.data.loader import ImageSet
-from ensbridge.methods.method import AbstractMethod
+from ensbridge.methods.method import AbstractTrainable
 from ensbridge.train.compiled import CapturedStep, CompiledStep
 from ensbridge.train.config import FitConfig
 from ensbridge.train.ema import Average
@@ -17,7 +17,7 @@ from ensbridge.train.optimizers import Optimizers
 from ensbridge.train.step import AbstractStep, EagerStep
 
 StepKind = Literal["captured", "compiled", "eager"]
-Parts = tuple[AbstractMethod, ImageSet, FitConfig, Optimizers, Average]  # what a step is made of
+Parts = tuple[AbstractTrainable, ImageSet, FitConfig, Optimizers, Average]  # what a step is made of
 
 STEPS: dict[StepKind, type[AbstractStep]] = {
     "captured": CapturedStep,
