@@ -13,12 +13,12 @@ import argparse
 import torch
 
 import ensbridge as eb
-from ensbridge.benching import bench
-from ensbridge.benching.runtimes import RUNTIMES
-from ensbridge.benching.words import headline, markdown
-from ensbridge.devices import find_device
+from ensbridge.deploy.benchmark import bench
+from ensbridge.deploy.benchmark.runtimes import RUNTIMES
+from ensbridge.deploy.benchmark.words import headline, markdown
 from ensbridge.methods import Bridge
-from ensbridge.progress import progress_bars
+from ensbridge.utils.devices import find_device
+from ensbridge.utils.progress import progress_bars
 
 
 def main() -> None:

@@ -14,15 +14,15 @@ from collections.abc import Callable
 import torch
 
 from ensbridge.data import Augment, ImageSet
-from ensbridge.ensemble import Ensemble
 from ensbridge.methods import BridgeConfig, DeepEnsemble, DiffusionBridge, JointTraining
-from ensbridge.methods.method import AbstractTrainable
-from ensbridge.nets import ResNet, ScoreNet
-from ensbridge.train.config import FitConfig
-from ensbridge.train.ema import Average
-from ensbridge.train.optimizers import Optimizers
-from ensbridge.train.step import AbstractStep
-from ensbridge.train.stepping import STEPS, StepKind
+from ensbridge.methods.base import AbstractTrainable
+from ensbridge.models import ResNet, ScoreNet
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.training.config import FitConfig
+from ensbridge.training.ema import Average
+from ensbridge.training.optimizers import Optimizers
+from ensbridge.training.step import AbstractStep
+from ensbridge.training.step_kinds import STEPS, StepKind
 
 KINDS: tuple[StepKind, ...] = ("captured", "eager")
 SPANS: dict[StepKind, int] = {"captured": 50, "eager": 10}  # steps that are timed together

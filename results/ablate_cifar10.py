@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from cifar import DEVICE, add_training, bridge_config, load, load_members, measure, progress
 
+from ensbridge.bridge.schedule import TemperatureLaw
 from ensbridge.data import ImageSet
 from ensbridge.experiments.recipe import build
 from ensbridge.methods import BridgeConfig, DiffusionBridge, JointTraining
-from ensbridge.nets import ScoreNet
-from ensbridge.schedule import TemperatureLaw
-from ensbridge.train.config import derive_seed
-from ensbridge.train.fit import fit
+from ensbridge.models import ScoreNet
+from ensbridge.training.config import derive_seed
+from ensbridge.training.fit import fit
 
 BASE = BridgeConfig(temperature=TemperatureLaw(base=2.0), ema=0.9995)
 SWITCHES: dict[str, BridgeConfig] = {

@@ -28,13 +28,13 @@ from cifar import (
 from torch import nn
 
 from ensbridge.data import Splits
-from ensbridge.ensemble import Ensemble
 from ensbridge.experiments.paper import BN_WARMUP_EPOCHS
 from ensbridge.experiments.recipe import build
-from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import BezierCurve, BridgeNetwork, JointTraining
-from ensbridge.train.config import derive_seed
-from ensbridge.train.fit import fit
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.training.config import derive_seed
+from ensbridge.training.fit import fit
 
 WIDTHS = {"small": 0.5, "medium": 1.0}
 

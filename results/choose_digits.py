@@ -23,13 +23,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from ensbridge.answers import predict
+from ensbridge.bridge.schedule import TemperatureLaw
 from ensbridge.data import Augment, ImageSet, load_digits
 from ensbridge.data.digits import NOISE
-from ensbridge.ensemble import Ensemble, ensemble_logit
+from ensbridge.evaluation.predict import predict
 from ensbridge.experiments.digits import digits
 from ensbridge.experiments.recipe import build
-from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
     BezierCurve,
     BridgeNetwork,
@@ -40,10 +39,11 @@ from ensbridge.methods import (
     ProxyEnD2,
 )
 from ensbridge.metrics import nll_per_image, standard_error
-from ensbridge.schedule import TemperatureLaw
-from ensbridge.train.config import derive_seed
-from ensbridge.train.distill import distill_together
-from ensbridge.train.fit import fit
+from ensbridge.models.ensemble import Ensemble, ensemble_logit
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.training.config import derive_seed
+from ensbridge.training.distill import distill_together
+from ensbridge.training.fit import fit
 
 FOLDS, SEEDS, MEMBERS = 4, 1, 3
 TASK = [

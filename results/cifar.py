@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from ensbridge.answers import predict_each
 from ensbridge.data import Augment, ImageSet, Splits
-from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import evaluate, infer_info
+from ensbridge.deploy.saving import load as load_model
+from ensbridge.evaluation.evaluate import evaluate, infer_info
+from ensbridge.evaluation.predict import predict_each
+from ensbridge.evaluation.scores import ModelInfo
 from ensbridge.experiments.plan import RECIPES
 from ensbridge.experiments.recipe import Recipe
-from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import BridgeNetwork
-from ensbridge.saving import load as load_model
-from ensbridge.scores import ModelInfo
-from ensbridge.train.config import FitConfig
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.training.config import FitConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CROP = Augment(crop=4, flip=True)

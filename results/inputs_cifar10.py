@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from cifar import CONTROL, CROP, DEVICE, load, load_control, load_members
 
-from ensbridge.answers import predict
 from ensbridge.data import Augment, ImageSet
+from ensbridge.deploy.saving import load as load_model
+from ensbridge.evaluation.predict import predict
 from ensbridge.metrics import kl_per_image, standard_error
-from ensbridge.saving import load as load_model
 
 KINDS: dict[str, tuple[str, Augment]] = {
     "training images, cropped and flipped": ("train", CROP),

@@ -31,12 +31,11 @@ import torch
 from cifar import CIFAR10, DEVICE, add_training, bridge_config, load, load_members, progress, save_weights
 from torch import Tensor, nn
 
-from ensbridge.answers import predict_each
-from ensbridge.cost import count_macs
+from ensbridge.bridge.sampler import estimate_z0
+from ensbridge.bridge.schedule import TemperatureLaw
 from ensbridge.data import ImageSet
-from ensbridge.ensemble import Ensemble, at_least_float32, ensemble_logit, weights_digest
+from ensbridge.evaluation.predict import predict_each
 from ensbridge.experiments.recipe import build
-from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
     AbstractMethod,
     Batch,
@@ -47,12 +46,13 @@ from ensbridge.methods import (
     JointTraining,
 )
 from ensbridge.metrics import accuracy, ece, nll, nll_per_image, standard_error
-from ensbridge.nets import ResNet, ScoreNet
-from ensbridge.nets.resnet import BasicBlock, initialise
-from ensbridge.sampler import estimate_z0
-from ensbridge.schedule import TemperatureLaw
-from ensbridge.train.config import FitConfig, derive_seed
-from ensbridge.train.fit import fit
+from ensbridge.metrics.cost import count_macs
+from ensbridge.models import ResNet, ScoreNet
+from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit, weights_digest
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.models.resnet import BasicBlock, initialise
+from ensbridge.training.config import FitConfig, derive_seed
+from ensbridge.training.fit import fit
 
 EMA = 0.9995
 FEATURE = CIFAR10.feature

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from ensbridge.evaluation.scores import Scores, Summary, read_scores, summarise
 from ensbridge.report import paper_rows, write_report
-from ensbridge.scores import Scores, Summary, read_scores, summarise
 
 HERE = Path(__file__).parent
 SEEDS = sorted((HERE / "cifar10").glob("seed[0-9]-test.json"))

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from make_cifar10 import mean_of, rows, write_page
 
+from ensbridge.evaluation.scores import Row, read_scores, summarise
 from ensbridge.report import paper_rows
-from ensbridge.scores import Row, read_scores, summarise
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "cifar100"

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from safetensors.torch import load_file
 
 import ensbridge as eb
+from ensbridge.bridge.schedule import TemperatureLaw
+from ensbridge.evaluation.scores import read_scores
 from ensbridge.methods import Bridge, BridgeConfig
-from ensbridge.schedule import TemperatureLaw
-from ensbridge.scores import read_scores
 
 HERE = Path(__file__).parent / "cifar10"
 ZOO = Path(eb.__file__).parent / "zoo"

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from cifar import DEVICE, add_recipe, load, load_members
 
-from ensbridge.answers import predict
-from ensbridge.ensemble import ensemble_logit
+from ensbridge.evaluation.predict import predict
 from ensbridge.experiments.plan import RECIPES
 from ensbridge.metrics import accuracy, kl_per_image, nll, standard_error
+from ensbridge.models.ensemble import ensemble_logit
 
 
 def main() -> None:

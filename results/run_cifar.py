@@ -46,13 +46,14 @@ from cifar import (
 )
 from safetensors.torch import load_file
 
-from ensbridge.answers import predict
+from ensbridge.bridge.schedule import TemperatureLaw
 from ensbridge.data import ImageSet, Splits
-from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import evaluate
+from ensbridge.deploy.saving import load as load_model
+from ensbridge.evaluation.evaluate import evaluate
+from ensbridge.evaluation.predict import predict
+from ensbridge.evaluation.robustness import add_corrupted
 from ensbridge.experiments.plan import RECIPES
 from ensbridge.experiments.recipe import Recipe, build
-from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.methods import (
     Bridge,
     BridgeConfig,
@@ -62,14 +63,13 @@ from ensbridge.methods import (
     JointTraining,
     ProxyEnD2,
 )
-from ensbridge.methods.method import AbstractMethod
+from ensbridge.methods.base import AbstractMethod
 from ensbridge.metrics import accuracy, nll
-from ensbridge.robustness import add_corrupted
-from ensbridge.saving import load as load_model
-from ensbridge.schedule import TemperatureLaw
-from ensbridge.train.config import FitConfig, OwnOrders, derive_seed
-from ensbridge.train.distill import distill_together
-from ensbridge.train.fit import fit
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.training.config import FitConfig, OwnOrders, derive_seed
+from ensbridge.training.distill import distill_together
+from ensbridge.training.fit import fit
 
 TABLE_NAMES = {"ED": "ED", "EnD2": "EnD²"}
 

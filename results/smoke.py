@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from ensbridge.data import ImageSet, Splits
-from ensbridge.data.known import KNOWN
+from ensbridge.data.dataset_info import KNOWN
 from ensbridge.experiments import evaluate_run, train_recipe
 from ensbridge.experiments.plan import RECIPES
-from ensbridge.train.config import FitConfig
+from ensbridge.training.config import FitConfig
 
 
 def made_up(name: str, images: int) -> Splits:

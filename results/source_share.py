@@ -21,16 +21,16 @@ from ensbridge.experiments.experiment import Experiment, make_members
 from ensbridge.experiments.stages import make_bridges
 from torch import Tensor, nn
 
-from ensbridge.answers import predict_each
-from ensbridge.calibration import calibrated
 from ensbridge.data import ImageSet
 from ensbridge.data.cifar import read_corrupted
 from ensbridge.data.corruptions import CORRUPTIONS
+from ensbridge.deploy.saving import load as load_model
+from ensbridge.evaluation.predict import predict_each
 from ensbridge.experiments import Plan
 from ensbridge.experiments.threads import Silent
-from ensbridge.files import read_json
 from ensbridge.metrics import accuracy, fit_share, fit_temperature, nll, nll_per_image, standard_error
-from ensbridge.saving import load as load_model
+from ensbridge.models.calibration import calibrated
+from ensbridge.utils.files import read_json
 
 # What lines say of it, the images, and how many times each of them is there.
 Test = tuple[str, ImageSet, int]

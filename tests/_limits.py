@@ -14,7 +14,8 @@ import ensbridge
 CHILD = """
 import resource, sys
 sys.path[:0] = {path!r}
-import numpy, torch, PIL.Image, ensbridge.data, ensbridge.nets.stored, ensbridge.predicting
+import numpy, torch, PIL.Image
+import ensbridge.data, ensbridge.models.stored_network, ensbridge.deploy.predict_files
 from pathlib import Path
 import _sets
 from ensbridge.data import cifar, folder, sources, unpickling

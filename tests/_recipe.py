@@ -11,11 +11,11 @@ from typing import Any
 from torch import nn
 
 import _runs
+from ensbridge.bridge.bridge import ZInput
 from ensbridge.data import Splits
 from ensbridge.experiments import Recipe, digits
-from ensbridge.nets import ResNet, ScoreNet
-from ensbridge.nets.score import ZInput
-from ensbridge.nets.tail import Tail
+from ensbridge.models import ResNet, ScoreNet
+from ensbridge.models.tail import Tail
 
 
 def load() -> Splits:

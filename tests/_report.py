@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ensbridge.evaluation.scores import Scores, Summary, parse_scores, summarise
 from ensbridge.report import write_report
-from ensbridge.scores import Scores, Summary, parse_scores, summarise
 
 # model, method, members, bridges, steps, cost, ACC, NLL, DEE, gap
 _ROWS: tuple[tuple[Any, ...], ...] = (

@@ -24,7 +24,6 @@ from _tiny import same as same
 from _tiny import state as state
 from ensbridge import files
 from ensbridge.data import Augment, ImageSet
-from ensbridge.ensemble import Ensemble
 from ensbridge.methods import (
     AbstractMethod,
     Batch,
@@ -35,11 +34,12 @@ from ensbridge.methods import (
     JointTraining,
     ProxyEnD2,
 )
-from ensbridge.methods.method import Teacher
-from ensbridge.nets import ScoreNet
-from ensbridge.train import FitConfig, FitResult, fit
-from ensbridge.train import checkpoint as checkpoint_module
-from ensbridge.train.optimizers import Configs
+from ensbridge.methods.base import Teacher
+from ensbridge.models import ScoreNet
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.training import FitConfig, FitResult, fit
+from ensbridge.training import checkpoint as checkpoint_module
+from ensbridge.training.optimizers import Configs
 
 FEATURE = "1"
 STEPS, IMAGES, BATCH = 12, 10, 4

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import _tiny
-from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.bridge.bridge import FeatureBridge
 from ensbridge.methods import Bridge, BridgeConfig
-from ensbridge.methods.bridge_network import FeatureBridge
-from ensbridge.nets import ResNet, ScoreNet
+from ensbridge.models import ResNet, ScoreNet
+from ensbridge.models.fast_ensemble import FastEnsemble
 
 FILES = ["README.md", "config.json", "model.safetensors"]
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from ensbridge.ensemble import Ensemble
-from ensbridge.scores import Row, Scores
+from ensbridge.evaluation.scores import Row, Scores
+from ensbridge.models.ensemble import Ensemble
 
 TEST, VAL, CLASSES = 40, 25, 3
 Array = NDArray[np.float64]

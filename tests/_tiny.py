@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ensbridge.bridge.bridge import ZInput
+from ensbridge.bridge.schedule import TemperatureLaw
 from ensbridge.data import ImageSet
-from ensbridge.ensemble import Ensemble
 from ensbridge.methods import (
     AbstractMethod,
     Batch,
@@ -28,12 +29,11 @@ from ensbridge.methods import (
     ProxyEnD2,
     StepDistillation,
 )
-from ensbridge.methods.method import TeacherOutputs
-from ensbridge.nets import ResNet, ScoreNet
-from ensbridge.nets.score import ZInput
-from ensbridge.nets.tail import Tail
-from ensbridge.schedule import TemperatureLaw
-from ensbridge.train import FitConfig
+from ensbridge.methods.base import TeacherOutputs
+from ensbridge.models import ResNet, ScoreNet
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.models.tail import Tail
+from ensbridge.training import FitConfig
 
 CLASSES, CHANNELS, SIZE = 3, 8, 8
 FEATURE = "stages.0.0"

@@ -25,16 +25,16 @@ from torch import Tensor, nn
 import _recipe
 import _runs
 import _tiny
-from ensbridge.answers import predict
 from ensbridge.data import Augment, ImageSet
-from ensbridge.ensemble import Ensemble
-from ensbridge.evaluation import evaluate
+from ensbridge.evaluation.evaluate import evaluate
+from ensbridge.evaluation.predict import predict
 from ensbridge.experiments import evaluate_run, runner, train_recipe
 from ensbridge.methods import AbstractMethod, Batch, BridgeConfig, DiffusionBridge, StepDistillation
-from ensbridge.methods.method import Teacher
-from ensbridge.train import FitConfig, fit
-from ensbridge.train.engine import Engine, join
-from ensbridge.train.fit import OutOfTime
+from ensbridge.methods.base import Teacher
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.training import FitConfig, fit
+from ensbridge.training.distributed import Engine, join
+from ensbridge.training.fit import OutOfTime
 
 FABRIC = next(
     (name for name in ("lightning_fabric", "lightning.fabric") if find_spec(name.split(".")[0])), None

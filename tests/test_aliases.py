@@ -1,8 +1,10 @@
-"""Files that version 0.1 wrote are read, resumed and loaded; `tests/data/v0_1` was made by it."""
+"""Files that version 0.1 wrote are read, resumed and loaded; `tests/files_v0_1` was made by it."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -12,10 +14,10 @@ from safetensors.torch import load_file
 
 import ensbridge as eb
 from _recipe import tiny
+from ensbridge.evaluation.scores import read_scores
 from ensbridge.experiments import run_recipe
-from ensbridge.scores import read_scores
 
-OLD = Path(__file__).parent / "data" / "v0_1"
+OLD = Path(__file__).parent / "files_v0_1"
 
 
 def test_old_scores_have_the_fields_of_today() -> None:
@@ -52,3 +54,10 @@ def test_a_saved_model_has_the_same_logits(name: str) -> None:
     with torch.no_grad():
         logits = eb.load(OLD / "models" / name)(tensors["images"])
     torch.testing.assert_close(logits, tensors["logits"], rtol=1e-5, atol=1e-5)
+
+
+def test_modules_are_importable_under_their_other_names() -> None:
+    code = "import ensbridge.nets, ensbridge.models, ensbridge.cost; from ensbridge.nets import ResNet; "
+    code += "assert ensbridge.nets is ensbridge.models and ensbridge.models.ResNet is ResNet; "
+    code += "assert ensbridge.cost.__name__ == 'ensbridge.metrics.cost'"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,11 +16,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import _tiny
 import ensbridge as eb
-from ensbridge.compression import compress
-from ensbridge.cost import count_macs
-from ensbridge.nets.site import choose_site, walk_features
-from ensbridge.nets.sizing import MapScore, fitting_score
-from ensbridge.nets.token_score import TokenScore
+from ensbridge._compress import compress
+from ensbridge.metrics.cost import count_macs
+from ensbridge.models.feature_choice import choose_site, walk_features
+from ensbridge.models.sizing import MapScore, fitting_score
+from ensbridge.models.token_score import TokenScore
 
 IMAGES = _tiny.images(32)
 LABELS = torch.arange(32) % 3

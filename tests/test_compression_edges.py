@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import _tiny
 import ensbridge as eb
-from ensbridge.devices import brought_to, find_device
 from ensbridge.methods import DeepEnsemble
-from ensbridge.train import FitConfig, fit
+from ensbridge.training import FitConfig, fit
+from ensbridge.utils.devices import brought_to, find_device
 
 QUICK: dict[str, Any] = {"feature": "1", "budget": 20, "epochs": 1, "quiet": True}
 IMAGES = _tiny.images(32)[:, :1, :4, :4]

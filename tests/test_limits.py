@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import ensbridge
+from ensbridge.bridge.schedule import MOST_STEPS, BridgeSchedule
 from ensbridge.experiments import Plan, check_runs, train_recipe
 from ensbridge.methods import BridgeConfig
-from ensbridge.schedule import MOST_STEPS, BridgeSchedule
-from ensbridge.train import FitConfig
+from ensbridge.training import FitConfig
 
 
 @pytest.mark.parametrize(

@@ -8,58 +8,73 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ensbridge import _aliases
+
 if TYPE_CHECKING:
-    from ensbridge import cost as cost
+    from ensbridge import bridge as bridge
     from ensbridge import data as data
     from ensbridge import experiments as experiments
     from ensbridge import methods as methods
     from ensbridge import metrics as metrics
-    from ensbridge import nets as nets
-    from ensbridge.capturing import capture as capture
-    from ensbridge.compression import compress as compress
-    from ensbridge.ensemble import Ensemble as Ensemble
-    from ensbridge.ensemble import ensemble_logit as ensemble_logit
-    from ensbridge.ensemble import member_groups as member_groups
-    from ensbridge.evaluation import evaluate as evaluate
-    from ensbridge.exporting import export as export
-    from ensbridge.fast_ensemble import FastEnsemble as FastEnsemble
-    from ensbridge.saving import load as load
-    from ensbridge.saving import push as push
-    from ensbridge.schedule import BridgeSample as BridgeSample
-    from ensbridge.schedule import BridgeSchedule as BridgeSchedule
-    from ensbridge.schedule import TemperatureLaw as TemperatureLaw
-    from ensbridge.scores import Scores as Scores
-    from ensbridge.train.config import FitConfig as FitConfig
-    from ensbridge.train.distill import distill_steps as distill_steps
-    from ensbridge.train.fit import fit as fit
+    from ensbridge import models as models
+    from ensbridge._compress import compress as compress
+    from ensbridge.bridge.schedule import BridgeSample as BridgeSample
+    from ensbridge.bridge.schedule import BridgeSchedule as BridgeSchedule
+    from ensbridge.bridge.schedule import TemperatureLaw as TemperatureLaw
+    from ensbridge.deploy.cuda_graph import capture as capture
+    from ensbridge.deploy.export import export as export
+    from ensbridge.deploy.saving import load as load
+    from ensbridge.deploy.saving import push as push
+    from ensbridge.evaluation.evaluate import evaluate as evaluate
+    from ensbridge.evaluation.scores import Scores as Scores
+    from ensbridge.metrics import cost as cost
+    from ensbridge.models.ensemble import Ensemble as Ensemble
+    from ensbridge.models.ensemble import ensemble_logit as ensemble_logit
+    from ensbridge.models.ensemble import member_groups as member_groups
+    from ensbridge.models.fast_ensemble import FastEnsemble as FastEnsemble
+    from ensbridge.training.config import FitConfig as FitConfig
+    from ensbridge.training.distill import distill_steps as distill_steps
+    from ensbridge.training.fit import fit as fit
+
+    nets = models
 
 __version__ = "0.1.0"
+_aliases.install()
 
-_ROOMS = ("cost", "data", "methods", "metrics", "nets", "experiments")
+_MODULES = {
+    "bridge": "bridge",
+    "cost": "metrics.cost",
+    "data": "data",
+    "experiments": "experiments",
+    "methods": "methods",
+    "metrics": "metrics",
+    "models": "models",
+    "nets": "models",
+}
 _HOMES = {
-    "capture": "capturing",
-    "compress": "compression",
-    "Ensemble": "ensemble",
-    "ensemble_logit": "ensemble",
-    "member_groups": "ensemble",
-    "evaluate": "evaluation",
-    "export": "exporting",
-    "FastEnsemble": "fast_ensemble",
-    "load": "saving",
-    "push": "saving",
-    "BridgeSample": "schedule",
-    "BridgeSchedule": "schedule",
-    "TemperatureLaw": "schedule",
-    "Scores": "scores",
-    "distill_steps": "train.distill",
-    "FitConfig": "train.config",
-    "fit": "train.fit",
+    "capture": "deploy.cuda_graph",
+    "compress": "_compress",
+    "Ensemble": "models.ensemble",
+    "ensemble_logit": "models.ensemble",
+    "member_groups": "models.ensemble",
+    "evaluate": "evaluation.evaluate",
+    "export": "deploy.export",
+    "FastEnsemble": "models.fast_ensemble",
+    "load": "deploy.saving",
+    "push": "deploy.saving",
+    "BridgeSample": "bridge.schedule",
+    "BridgeSchedule": "bridge.schedule",
+    "TemperatureLaw": "bridge.schedule",
+    "Scores": "evaluation.scores",
+    "FitConfig": "training.config",
+    "distill_steps": "training.distill",
+    "fit": "training.fit",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _ROOMS:
-        return import_module(f"ensbridge.{name}")
+    if name in _MODULES:
+        return import_module(f"ensbridge.{_MODULES[name]}")
     if name in _HOMES:
         value = getattr(import_module(f"ensbridge.{_HOMES[name]}"), name)
         globals()[name] = value
@@ -68,4 +83,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_ROOMS, *_HOMES, "__version__"])
+    return sorted([*_MODULES, *_HOMES, "__version__"])

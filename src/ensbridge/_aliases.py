@@ -1,10 +1,43 @@
-"""Names of earlier versions, for files that they wrote: here and nowhere else. No torch here."""
+"""Names of earlier versions, for files that they wrote and for what imports them: here and nowhere else.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+# Modules that are public under another name too: `import ensbridge.nets` is `import ensbridge.models`.
+MODULES = {"ensbridge.nets": "ensbridge.models", "ensbridge.cost": "ensbridge.metrics.cost"}
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds a module under its other name."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Where to load it from."""
+        return ModuleSpec(fullname, self) if fullname in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module itself, which knows its own name only."""
+        return import_module(MODULES[spec.name])
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to do; the module goes on under its own name."""
+        sys.modules[module.__name__] = module
+
+
+def install() -> None:
+    """Let modules be imported under their other names."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())
 
 
 def upgrade_scores(document: object) -> object:

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 
 from ensbridge import __version__
-from ensbridge.progress import say as tell
-from ensbridge.words import visible
+from ensbridge.utils.progress import say as tell
+from ensbridge.utils.text import visible
 
 app = typer.Typer(
     help="Ensemble quality for about 1.2 times the cost of one network.",

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ensbridge.cli.base import Quiet, app, say
 from ensbridge.cli.models import Allow, Device, ImageShape, Model, allowed
-from ensbridge.progress import progress_bars
+from ensbridge.utils.progress import progress_bars
 
 
 @app.command()
@@ -58,10 +58,10 @@ def bench(
 
     Example: ensbridge bench zoo:cifar10 --runtime onnxruntime --threads 2
     """
-    from ensbridge.benching import bench_folder
-    from ensbridge.benching.words import headline, rich_costs, rich_table
-    from ensbridge.devices import find_device
-    from ensbridge.exporting import parse_shape
+    from ensbridge.deploy.benchmark import bench_folder
+    from ensbridge.deploy.benchmark.words import headline, rich_costs, rich_table
+    from ensbridge.deploy.export import parse_shape
+    from ensbridge.utils.devices import find_device
 
     with progress_bars(quiet) as bars:
         found = bench_folder(

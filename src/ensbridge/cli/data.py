@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ensbridge.cli.base import Quiet, app, say, tell
-from ensbridge.progress import progress_bars
-from ensbridge.words import command
+from ensbridge.utils.progress import progress_bars
+from ensbridge.utils.text import command
 
 data = typer.Typer(
     help="Data sets: get them, see what is there.", no_args_is_help=True, rich_markup_mode=None

@@ -72,10 +72,10 @@ def predict(
 
     Example: ensbridge predict zoo:cifar10 cat.png dog.jpg
     """
-    from ensbridge.devices import find_device
-    from ensbridge.exporting import image_like, parse_shape
-    from ensbridge.predicting import Pixels, predict_files
-    from ensbridge.saving import load
+    from ensbridge.deploy.export import image_like, parse_shape
+    from ensbridge.deploy.predict_files import Pixels, predict_files
+    from ensbridge.deploy.saving import load
+    from ensbridge.utils.devices import find_device
 
     fast = load(model, allow=allowed(allow))
     shape = image_like(fast, model, None if image_shape is None else parse_shape(image_shape)).shape[1:]
@@ -109,7 +109,7 @@ def export(
 
     Example: ensbridge export zoo:cifar10 --to onnx --out cifar10.onnx
     """
-    from ensbridge.exporting import export_folder, parse_shape
+    from ensbridge.deploy.export import export_folder, parse_shape
 
     shape = None if image_shape is None else parse_shape(image_shape)
     say(str(export_folder(model, to, out, shape, allowed(allow))))  # type: ignore[arg-type]

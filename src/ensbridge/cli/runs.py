@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 
 from ensbridge.cli.base import Quiet, app, fail, say, tell
-from ensbridge.progress import progress_bars
-from ensbridge.words import command
+from ensbridge.utils.progress import progress_bars
+from ensbridge.utils.text import command
 
 if TYPE_CHECKING:
-    from ensbridge.scores import Summary
+    from ensbridge.evaluation.scores import Summary
 
 Seed = Annotated[
     int,
@@ -36,10 +36,10 @@ def quickstart(
 
     Example: ensbridge quickstart --out runs/quickstart --seed 0
     """
+    from ensbridge.evaluation.scores import summarise
     from ensbridge.experiments import Plan, run_recipe
     from ensbridge.report import write_report
-    from ensbridge.scores import summarise
-    from ensbridge.train.engine import one_voice
+    from ensbridge.training.distributed import one_voice
 
     with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
         scores = run_recipe(Plan("digits"), out, seed, reporter)
@@ -89,8 +89,8 @@ def train(
     from ensbridge.experiments import Plan, train_recipe
     from ensbridge.experiments import dry_run as describe_training
     from ensbridge.experiments.table import STAGES
-    from ensbridge.train.engine import one_voice
-    from ensbridge.train.fit import OutOfTime
+    from ensbridge.training.distributed import one_voice
+    from ensbridge.training.fit import OutOfTime
 
     plan = Plan(recipe, preset, tuple(changes or ()), schedule)  # type: ignore[arg-type]
     asked = dict.fromkeys(stage or ["all"])
@@ -125,9 +125,9 @@ def evaluate(
 
     Example: ensbridge evaluate runs/seed0 runs/seed1 runs/seed2
     """
+    from ensbridge.evaluation.scores import summarise
     from ensbridge.experiments import check_runs, evaluate_run
-    from ensbridge.scores import summarise
-    from ensbridge.train.engine import one_voice
+    from ensbridge.training.distributed import one_voice
 
     check_runs(runs)
     scores = []
@@ -157,8 +157,8 @@ def report(
 
     Example: ensbridge report runs/seed0 runs/seed1 runs/seed2 --out runs/report
     """
+    from ensbridge.evaluation.scores import read_scores, summarise
     from ensbridge.report import write_report
-    from ensbridge.scores import read_scores, summarise
 
     summary = summarise([read_scores(run) for run in runs], list(map(str, runs)), main)
     own = runs[0] if runs[0].is_dir() else runs[0].parent

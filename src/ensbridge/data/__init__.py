@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from ensbridge.data.checks import checksum as checksum
     from ensbridge.data.cifar import corruptions_in as corruptions_in
     from ensbridge.data.cifar import read_corrupted as read_corrupted
+    from ensbridge.data.dataset_info import CIFAR10_CLASSES as CIFAR10_CLASSES
+    from ensbridge.data.dataset_info import CIFAR100_CLASSES as CIFAR100_CLASSES
+    from ensbridge.data.dataset_info import KNOWN as KNOWN
+    from ensbridge.data.dataset_info import class_names as class_names
     from ensbridge.data.digits import Splits as Splits
     from ensbridge.data.digits import load_digits as load_digits
-    from ensbridge.data.fetch import fetch_set as fetch_set
+    from ensbridge.data.download import fetch_set as fetch_set
     from ensbridge.data.folder import class_folders as class_folders
-    from ensbridge.data.known import CIFAR10_CLASSES as CIFAR10_CLASSES
-    from ensbridge.data.known import CIFAR100_CLASSES as CIFAR100_CLASSES
-    from ensbridge.data.known import KNOWN as KNOWN
-    from ensbridge.data.known import class_names as class_names
-    from ensbridge.data.listing import list_sets as list_sets
+    from ensbridge.data.list_datasets import list_sets as list_sets
     from ensbridge.data.loader import ImageSet as ImageSet
     from ensbridge.data.loader import as_image_set as as_image_set
     from ensbridge.data.reading import open_splits as open_splits
@@ -37,13 +37,13 @@ _HOMES = {
     "read_corrupted": "cifar",
     "Splits": "digits",
     "load_digits": "digits",
-    "fetch_set": "fetch",
+    "fetch_set": "download",
     "class_folders": "folder",
-    "CIFAR10_CLASSES": "known",
-    "CIFAR100_CLASSES": "known",
-    "KNOWN": "known",
-    "class_names": "known",
-    "list_sets": "listing",
+    "CIFAR10_CLASSES": "dataset_info",
+    "CIFAR100_CLASSES": "dataset_info",
+    "KNOWN": "dataset_info",
+    "class_names": "dataset_info",
+    "list_sets": "list_datasets",
     "ImageSet": "loader",
     "as_image_set": "loader",
     "open_splits": "reading",

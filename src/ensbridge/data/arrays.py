@@ -15,8 +15,8 @@ from ensbridge.data.checks import channels_first, check_size, few, hold_out_last
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.npy import Header, read_header
-from ensbridge.files import open_regular_file, replacing
-from ensbridge.words import one_line
+from ensbridge.utils.files import open_regular_file, replacing
+from ensbridge.utils.text import one_line
 
 _NEEDED = tuple(f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels"))
 _READ = (*_NEEDED, "val_images", "val_labels")

@@ -19,7 +19,7 @@ from ensbridge.data.loader import ImageSet
 from ensbridge.data.npy import open_npy
 from ensbridge.data.sources import Read
 from ensbridge.data.unpickling import read_pickle
-from ensbridge.files import read_json
+from ensbridge.utils.files import read_json
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from ensbridge.data.checks import check_size, image_set
+from ensbridge.data.dataset_info import Stage, silent
 from ensbridge.data.digits import Splits
-from ensbridge.data.known import Stage, silent
+from ensbridge.data.image_io import LARGEST_FILE, decode, pillow
 from ensbridge.data.loader import ImageSet
-from ensbridge.data.pictures import LARGEST_FILE, decode, pillow
-from ensbridge.files import read_file
+from ensbridge.utils.files import read_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm")
 _PARTS = ("train", "val", "test")

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from ensbridge.data.checks import few, image_set, whole_numbers
+from ensbridge.data.dataset_info import Stage, silent
 from ensbridge.data.digits import Splits
-from ensbridge.data.known import Stage, silent
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.sources import Read
 from ensbridge.data.unpickling import read_pickle

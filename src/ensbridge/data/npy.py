@@ -11,8 +11,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from ensbridge.files import open_regular_file
-from ensbridge.words import one_line
+from ensbridge.utils.files import open_regular_file
+from ensbridge.utils.text import one_line
 
 _LONGEST = 2**14  # bytes of a header; NumPy itself refuses more than 10,000
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ensbridge.files import open_regular_file, read_file
-from ensbridge.words import one_line
+from ensbridge.utils.files import open_regular_file, read_file
+from ensbridge.utils.text import one_line
 
 Read = Callable[[str], bytes]  # the content of a file by its name in the set; ValueError where it is missing
 

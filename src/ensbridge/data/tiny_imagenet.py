@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from ensbridge.data.checks import image_set
+from ensbridge.data.dataset_info import Stage, silent
 from ensbridge.data.digits import Splits
-from ensbridge.data.known import Stage, silent
+from ensbridge.data.image_io import decode
 from ensbridge.data.loader import ImageSet
-from ensbridge.data.pictures import decode
 from ensbridge.data.sources import Read
 
 

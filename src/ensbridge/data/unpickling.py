@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ensbridge.words import one_line
+from ensbridge.utils.text import one_line
 
 MOST_INSTRUCTIONS = 10**7  # of one file: the official ones have fewer than a million
 _DEEPEST = 4  # a dictionary of lists of strings has 3

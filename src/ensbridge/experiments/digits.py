@@ -12,15 +12,15 @@ from dataclasses import replace
 
 from torch import nn
 
+from ensbridge.bridge.bridge import BridgeConfig, Preset, ZInput
+from ensbridge.bridge.schedule import TemperatureLaw
 from ensbridge.data.augment import Augment
 from ensbridge.data.digits import load_digits
 from ensbridge.experiments.recipe import Recipe, Schedule, match_compute
-from ensbridge.methods.diffusion_bridge import BridgeConfig, Preset
-from ensbridge.nets.resnet import ResNet
-from ensbridge.nets.score import ScoreNet, ZInput
-from ensbridge.nets.tail import Tail
-from ensbridge.schedule import TemperatureLaw
-from ensbridge.train.config import FitConfig
+from ensbridge.models.resnet import ResNet
+from ensbridge.models.score_net import ScoreNet
+from ensbridge.models.tail import Tail
+from ensbridge.training.config import FitConfig
 
 
 def member() -> ResNet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ensbridge.evaluation.scores import ModelInfo
 from ensbridge.experiments.jobs import Job, MethodSpec, TableModel, joint_jobs
 from ensbridge.experiments.parts import (
     bridge_model,
@@ -21,7 +22,6 @@ from ensbridge.experiments.parts import (
     student_specs,
 )
 from ensbridge.experiments.recipe import Recipe
-from ensbridge.scores import ModelInfo
 
 
 def tradeoff(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import nn
 
-from ensbridge.methods.method import AbstractMethod
-from ensbridge.scores import ModelInfo
-from ensbridge.train.config import FitConfig
+from ensbridge.evaluation.scores import ModelInfo
+from ensbridge.methods.base import AbstractMethod
+from ensbridge.training.config import FitConfig
 
 if TYPE_CHECKING:
     from ensbridge.experiments.runner import Run

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ensbridge.bridge.bridge import BridgeConfig, Preset, ZInput
 from ensbridge.data import class_names, open_splits
 from ensbridge.data.augment import Augment
 from ensbridge.experiments.digits import tail
 from ensbridge.experiments.recipe import Recipe, Schedule, match_compute
-from ensbridge.methods.diffusion_bridge import BridgeConfig, Preset
-from ensbridge.nets.resnet import ResNet
-from ensbridge.nets.score import ScoreNet, ZInput
-from ensbridge.train.config import FitConfig
+from ensbridge.models.resnet import ResNet
+from ensbridge.models.score_net import ScoreNet
+from ensbridge.training.config import FitConfig
 
 CROP = Augment(crop=4, flip=True)
 DISTILL_EPOCHS, DISTILL_RATE = 50, 0.1  # of the bridge's rate

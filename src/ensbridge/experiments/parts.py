@@ -9,22 +9,22 @@ from typing import TypeVar
 
 from torch import nn
 
-from ensbridge.ensemble import Ensemble, member_groups
+from ensbridge.evaluation.scores import Loss, ModelInfo
 from ensbridge.experiments.jobs import Job, MethodSpec, Table, TableModel
 from ensbridge.experiments.recipe import Recipe, build
 from ensbridge.experiments.runner import Run, seeded
-from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.methods.base import AbstractMethod
 from ensbridge.methods.bezier import BezierCurve
 from ensbridge.methods.bridge_network import BridgeNetwork
 from ensbridge.methods.deep_ensemble import DeepEnsemble
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
-from ensbridge.methods.distillation import EnsembleDistillation
 from ensbridge.methods.end2 import ProxyEnD2
-from ensbridge.methods.method import AbstractMethod
+from ensbridge.methods.ensemble_distillation import EnsembleDistillation
 from ensbridge.methods.step_distillation import StepDistillation
-from ensbridge.scores import Loss, ModelInfo
-from ensbridge.train.config import OwnOrders, derive_seed
-from ensbridge.train.distill import distillation_grids, stage_name
+from ensbridge.models.ensemble import Ensemble, member_groups
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.training.config import OwnOrders, derive_seed
+from ensbridge.training.distill import distillation_grids, stage_name
 
 Group = tuple[int, ...]  # members by index
 CONTROL: Group = (0,)  # the source alone

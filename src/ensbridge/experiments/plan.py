@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ensbridge._aliases import upgrade_config
+from ensbridge.bridge.bridge import Preset
 from ensbridge.experiments.digits import digits
 from ensbridge.experiments.paper import cifar10, cifar100, imagenet64, tiny_imagenet
 from ensbridge.experiments.recipe import BASELINES, Recipe, Schedule, change, match_compute
-from ensbridge.methods.diffusion_bridge import Preset
-from ensbridge.words import short
+from ensbridge.utils.text import short
 
 RECIPES: dict[str, Callable[[Preset, Schedule], Recipe]] = {
     "digits": digits,
@@ -82,12 +82,12 @@ class Plan:
         changes, seed = plan.get("changes"), config.get("seed")
         if not isinstance(changes, list) or isinstance(seed, bool) or not isinstance(seed, int):
             raise foreign
-        words = [plan.get(key) for key in ("name", "preset", "schedule")]
+        words = [plan.get("name"), plan.get("preset"), plan.get("schedule", "published")]
         if not all(isinstance(text, str) for text in (*words, *changes)):
             raise foreign
         if abs(seed) > MOST_SEED:
             raise ValueError(f"{folder / 'config.json'}: seed is {short(seed)}; it must be below 2**63")
-        return cls(plan["name"], plan["preset"], tuple(changes), plan["schedule"]), seed
+        return cls(words[0], words[1], tuple(changes), words[2]), seed
 
     def words(self) -> dict[str, str]:
         """The plan as a report shows it."""

@@ -10,14 +10,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import nn
 
+from ensbridge.bridge.bridge import BridgeConfig, Preset, ZInput
 from ensbridge.data.digits import Splits
-from ensbridge.methods.diffusion_bridge import BridgeConfig, Preset
-from ensbridge.nets.features import forward_with_features
-from ensbridge.nets.score import ScoreNet, ZInput
-from ensbridge.scores import Loss
-from ensbridge.train.config import FitConfig, describe_config
-from ensbridge.train.distill import distillation_grids
-from ensbridge.words import one_line
+from ensbridge.evaluation.scores import Loss
+from ensbridge.models.features import forward_with_features
+from ensbridge.models.score_net import ScoreNet
+from ensbridge.training.config import FitConfig, describe_config
+from ensbridge.training.distill import distillation_grids
+from ensbridge.utils.text import one_line
 
 MOST_MEMBERS = 100
 Schedule = Literal["published", "paper"]  # lengths, batches and rates: those of our results, or the paper's

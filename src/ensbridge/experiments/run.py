@@ -15,20 +15,9 @@ from torch import nn
 
 from ensbridge._aliases import upgrade_config
 from ensbridge.data.digits import Splits
-from ensbridge.devices import find_device
-from ensbridge.evaluation import Ruler, environment
-from ensbridge.experiments.jobs import Table, TableModel, outline
-from ensbridge.experiments.parts import trained_ensemble
-from ensbridge.experiments.plan import Plan
-from ensbridge.experiments.recipe import Recipe, describe
-from ensbridge.experiments.runner import Run
-from ensbridge.experiments.table import STAGES, TABLE_STAGES, experiment_of
-from ensbridge.experiments.threads import Reporter, Silent, one_thread
-from ensbridge.experiments.transitions import find_transitions
-from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.files import locked, open_folder, read_json, write_atomically
-from ensbridge.robustness import KEPT, add_corrupted, check_corrupted
-from ensbridge.scores import (
+from ensbridge.evaluation.evaluate import Ruler, environment
+from ensbridge.evaluation.robustness import KEPT, add_corrupted, check_corrupted
+from ensbridge.evaluation.scores import (
     ModelInfo,
     Row,
     Scores,
@@ -38,8 +27,19 @@ from ensbridge.scores import (
     read_scores,
     summarise,
 )
-from ensbridge.train.checkpoint import RunFolder
-from ensbridge.train.engine import Engine, join
+from ensbridge.experiments.jobs import Table, TableModel, outline
+from ensbridge.experiments.parts import trained_ensemble
+from ensbridge.experiments.plan import Plan
+from ensbridge.experiments.recipe import Recipe, describe
+from ensbridge.experiments.runner import Run
+from ensbridge.experiments.table import STAGES, TABLE_STAGES, experiment_of
+from ensbridge.experiments.threads import Reporter, Silent, one_thread
+from ensbridge.experiments.transitions import find_transitions
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.training.checkpoint import RunFolder
+from ensbridge.training.distributed import Engine, join
+from ensbridge.utils.devices import find_device
+from ensbridge.utils.files import locked, open_folder, read_json, write_atomically
 
 
 def train_recipe(

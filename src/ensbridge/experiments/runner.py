@@ -16,15 +16,15 @@ from torch import nn
 from ensbridge._aliases import find_folder
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
+from ensbridge.evaluation.scores import Curve, parse_curve
 from ensbridge.experiments.jobs import CurveSpec, Experiment, Job, by_group
 from ensbridge.experiments.recipe import build
 from ensbridge.experiments.threads import WORKERS, Reporter, Work, side_by_side
-from ensbridge.files import read_file
-from ensbridge.methods.method import AbstractMethod, JointTraining
-from ensbridge.scores import Curve, parse_curve
-from ensbridge.train.config import FitConfig, derive_seed
-from ensbridge.train.engine import Engine
-from ensbridge.train.fit import OutOfTime, Progress, Unfinished, fit, load_trained, seems_finished
+from ensbridge.methods.base import AbstractMethod, JointTraining
+from ensbridge.training.config import FitConfig, derive_seed
+from ensbridge.training.distributed import Engine
+from ensbridge.training.fit import OutOfTime, Progress, Unfinished, fit, load_trained, seems_finished
+from ensbridge.utils.files import read_file
 
 CPU = torch.device("cpu")
 Network = TypeVar("Network", bound=nn.Module)

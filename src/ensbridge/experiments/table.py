@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ensbridge.evaluation.scores import ModelInfo, Width, name_rows
 from ensbridge.experiments.figures import capacity, tradeoff
 from ensbridge.experiments.jobs import CurveSpec, Experiment, Job, TableModel, joint_jobs
 from ensbridge.experiments.parts import (
@@ -25,7 +26,6 @@ from ensbridge.experiments.parts import (
     student_specs,
 )
 from ensbridge.experiments.recipe import Recipe, baseline_sizes
-from ensbridge.scores import ModelInfo, Width, name_rows
 
 STAGES = ("members", "bridge", "distill", "baselines", "tradeoff", "capacity")
 TABLE_STAGES = ("members", "distill", "baselines")  # what the quick start trains

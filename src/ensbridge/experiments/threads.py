@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from ensbridge.train.fit import Progress
+from ensbridge.training.fit import Progress
 
 WORKERS = 2
 Work = Callable[[Progress], None]  # work that reports its steps

@@ -9,12 +9,12 @@ import zlib
 import torch
 from torch import Tensor
 
+from ensbridge.bridge.bridge import Bridge
 from ensbridge.data.loader import ImageSet
-from ensbridge.ensemble import at_least_float32
-from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.methods.diffusion_bridge import Bridge
-from ensbridge.nets.features import forward_with_features
-from ensbridge.scores import Transition
+from ensbridge.evaluation.scores import Transition
+from ensbridge.models.ensemble import at_least_float32
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.models.features import forward_with_features
 
 
 def find_transitions(

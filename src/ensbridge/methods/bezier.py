@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ensbridge.ensemble import at_least_float32, weights_digest
-from ensbridge.methods.method import AbstractMethod, Batch, Teacher
+from ensbridge.methods.base import AbstractMethod, Batch, Teacher
+from ensbridge.models.ensemble import at_least_float32, weights_digest
 
 
 class _Place(nn.Module):

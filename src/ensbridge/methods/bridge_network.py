@@ -11,24 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ensbridge.ensemble import Ensemble, ensemble_logit, weights_digest
-from ensbridge.fast_ensemble import AbstractBridge, FastEnsemble
-from ensbridge.methods.method import AbstractMethod, Batch, Teacher
-from ensbridge.nets.features import find_module
-
-
-class FeatureBridge(AbstractBridge):
-    """The part that is kept: a network from the source's feature to logits."""
-
-    steps = 1
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, h: Tensor, source_logits: Tensor) -> Tensor:
-        """Logits (B, K) from the feature; the source's logits are not read."""
-        return self.net(h).to(source_logits.dtype)
+from ensbridge.bridge.bridge import FeatureBridge
+from ensbridge.methods.base import AbstractMethod, Batch, Teacher
+from ensbridge.models.ensemble import Ensemble, ensemble_logit, weights_digest
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.models.features import find_module
 
 
 class BridgeNetwork(AbstractMethod):
@@ -38,8 +25,8 @@ class BridgeNetwork(AbstractMethod):
     with several the target is their mean softmax. Labels are never used.
 
     >>> import torch
-    >>> from ensbridge.nets import ResNet
-    >>> from ensbridge.nets.tail import Tail
+    >>> from ensbridge.models import ResNet
+    >>> from ensbridge.models.tail import Tail
     >>> source, centre = (ResNet((1, 1), (8, 8), 3, stem=8) for _ in range(2))
     >>> method = BridgeNetwork(source, [centre], Tail(source, "stages.0.0"), "stages.0.0")
     >>> batch = Batch(torch.rand(4, 3, 8, 8), None)

@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ensbridge.ensemble import Ensemble
-from ensbridge.methods.method import AbstractMethod, Batch, Teacher
+from ensbridge.methods.base import AbstractMethod, Batch, Teacher
+from ensbridge.models.ensemble import Ensemble
 
 
 class DeepEnsemble(AbstractMethod):

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ensbridge.ensemble import Ensemble, at_least_float32, weights_digest
-from ensbridge.methods.method import AbstractMethod, Batch, Teacher
+from ensbridge.methods.base import AbstractMethod, Batch, Teacher
+from ensbridge.models.ensemble import Ensemble, at_least_float32, weights_digest
 
 # Members that agree exactly have an infinite s; beyond this, s changes nothing that float32 can see.
 S_MAX = 1e6

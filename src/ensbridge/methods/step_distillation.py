@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ensbridge.ensemble import weights_digest
-from ensbridge.fast_ensemble import FastEnsemble
+from ensbridge.bridge.sampler import walk
+from ensbridge.methods.base import AbstractMethod, Batch, Teacher
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
-from ensbridge.methods.method import AbstractMethod, Batch, Teacher
-from ensbridge.sampler import walk
+from ensbridge.models.ensemble import weights_digest
+from ensbridge.models.fast_ensemble import FastEnsemble
 
 
 def halved(times: Sequence[float]) -> tuple[float, ...]:
@@ -34,8 +34,8 @@ class StepDistillation(AbstractMethod):
     (the batch shares it), the teacher walks to the grid's next time, and the student's target is the score
     that gets there in one step; `weight` is not used.
 
-    >>> from ensbridge.ensemble import Ensemble
-    >>> from ensbridge.nets import ResNet, ScoreNet
+    >>> from ensbridge.models.ensemble import Ensemble
+    >>> from ensbridge.models import ResNet, ScoreNet
     >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
     >>> teacher = DiffusionBridge(Ensemble([ResNet((1,), (8,), 3, stem=8) for _ in range(2)]), score)
     >>> StepDistillation(teacher).distilled.bridge.steps

@@ -8,7 +8,7 @@ Shapes: B images, K classes, M members of the largest deep ensemble. `log_probs`
 of any float dtype, in which -inf is a probability of zero; `labels` are integers (B,) in 0..K-1.
 """
 
-from ensbridge.metrics.ladder import deep_ensemble_equivalent, format_dee, gap_closed
+from ensbridge.metrics.dee import deep_ensemble_equivalent, format_dee, gap_closed
 from ensbridge.metrics.predictions import (
     accuracy,
     brier,

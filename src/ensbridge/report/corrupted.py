@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ensbridge.evaluation.scores import CorruptedGroup, Summary
+from ensbridge.evaluation.scores.columns import number
 from ensbridge.report.paper import PaperRow, counterpart, paper_rows
-from ensbridge.scores import CorruptedGroup, Summary
-from ensbridge.scores.columns import number
 
 FROST = "frost"  # the one corruption that is made of pictures, which differ from set to set
 COLUMNS = (("ACC", "acc", 2), ("NLL", "nll", 4), ("cNLL", "cnll", 4))  # with the paper's digits

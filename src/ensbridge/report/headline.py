@@ -6,7 +6,7 @@ import math
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from ensbridge.scores import Group, Row, Summary
+from ensbridge.evaluation.scores import Group, Row, Summary
 
 # A difference below this many errors (or spreads over seeds) is not called one.
 CLEAR = 2.0

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from ensbridge.evaluation.scores import COLUMNS, Group, Kind, Summary, cells
 from ensbridge.report import corrupted
 from ensbridge.report.headline import control_sentence, headline, main_bridge
 from ensbridge.report.paper import comparison, source
 from ensbridge.report.style import LOOKS, variables
-from ensbridge.scores import COLUMNS, Group, Kind, Summary, cells
 
 if TYPE_CHECKING:
     from ensbridge.report.writing import Part

@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ensbridge.scores import Group, Method, Summary, Width
-from ensbridge.scores.columns import dee_cell, number
+from ensbridge.evaluation.scores import Group, Method, Summary, Width
+from ensbridge.evaluation.scores.columns import dee_cell, number
 
 NOTE = (
     "Rows are matched by method, members and bridges; a bridge that was trained with KL alone stands beside"

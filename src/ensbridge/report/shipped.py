@@ -7,7 +7,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from ensbridge.scores import Summary, parse_scores, summarise
+from ensbridge.evaluation.scores import Summary, parse_scores, summarise
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ensbridge.scores import Kind
+from ensbridge.evaluation.scores import Kind
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ensbridge.evaluation.scores import COLUMNS, Summary, cells
 from ensbridge.report import corrupted
 from ensbridge.report.paper import comparison
-from ensbridge.scores import COLUMNS, Summary, cells
 
 _STYLES = {"DBN": "bold", "control": "dim"}
 _NAME = 16  # what a name may take of 80 columns beside means and spreads

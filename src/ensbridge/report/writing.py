@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensbridge.files import open_folder, write_atomically
+from ensbridge.evaluation.scores import Summary
 from ensbridge.report.shipped import shipped
-from ensbridge.scores import Summary
+from ensbridge.utils.files import open_folder, write_atomically
 
 if TYPE_CHECKING:
     from ensbridge.report.figures import Drawn, Plot

@@ -32,8 +32,8 @@ from ensbridge import __version__
 from ensbridge.data.corruptions import apply
 from ensbridge.data.corruptions.constants import CORRUPTIONS, FROST, SEVERITIES, digest
 from ensbridge.data.npy import open_npy
-from ensbridge.files import locked, open_folder, read_file, read_json, write_atomically
-from ensbridge.progress import Bars
+from ensbridge.utils.files import locked, open_folder, read_file, read_json, write_atomically
+from ensbridge.utils.progress import Bars
 
 CHUNK = 100  # images of one job
 MANIFEST, LABELS, PARTS = "manifest.json", "labels.npy", ".parts"

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ensbridge.evaluation.scores import Summary
 from ensbridge.report.figures import curves, front, members, reliability, severity, transition
 from ensbridge.report.figures.sheet import NARROW, WIDE, Sheet, drawing
 from ensbridge.report.figures.svg import Words, for_file, for_page
-from ensbridge.scores import Summary
 
 Data = dict[str, Any]
 

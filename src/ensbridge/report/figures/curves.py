@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from ensbridge.evaluation.scores import Curve, Summary
 from ensbridge.report.figures.sheet import NARROW, Margins, Sheet, linear_ticks, short
 from ensbridge.report.style import look
-from ensbridge.scores import Curve, Summary
 
 Data = dict[str, Any]
 

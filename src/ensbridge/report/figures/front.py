@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from ensbridge.evaluation.scores import Summary
 from ensbridge.report.figures.labels import Box, Point, Scene, leader, place_labels
 from ensbridge.report.figures.sheet import (
     NARROW,
@@ -19,7 +20,6 @@ from ensbridge.report.figures.sheet import (
     short,
 )
 from ensbridge.report.style import INK, LOOKS, PAPER, SOFT, look
-from ensbridge.scores import Summary
 
 Data = dict[str, Any]
 

@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import ScaledTranslation
 
+from ensbridge.evaluation.scores import Group, Kind, Summary, Width
 from ensbridge.report.figures.sheet import NARROW, Margins, Sheet, cost_axis, handle, linear_ticks
 from ensbridge.report.paper import paper_capacity
 from ensbridge.report.style import PAPER, look
-from ensbridge.scores import Group, Kind, Summary, Width
 
 Data = dict[str, Any]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
+from ensbridge.evaluation.scores import Bin, Group, Summary
 from ensbridge.report.figures.sheet import NARROW, SMALL, Margins, Sheet, short
 from ensbridge.report.headline import ensemble, main_bridge, main_control
 from ensbridge.report.style import INK, PAPER, SOFT, look
-from ensbridge.scores import Bin, Group, Summary
 
 Data = dict[str, Any]
 

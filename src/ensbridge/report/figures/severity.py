@@ -6,10 +6,10 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator
 
+from ensbridge.evaluation.scores import CorruptedGroup, Summary
 from ensbridge.report.figures.sheet import NARROW, Margins, Sheet, handle, linear_ticks
 from ensbridge.report.headline import main_bridge
 from ensbridge.report.style import PAPER, look
-from ensbridge.scores import CorruptedGroup, Summary
 
 Data = dict[str, Any]
 

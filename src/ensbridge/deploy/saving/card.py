@@ -1,0 +1,145 @@
+"""`README.md`, the model card: what the model is, what it costs, how it is loaded, what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ensbridge.deploy.saving.description import Description
+from ensbridge.deploy.saving.folder import CARD_START
+from ensbridge.evaluation.fidelity import Fidelity
+from ensbridge.evaluation.scores import COLUMNS, Row, Scores, cells, parse_scores, summarise
+from ensbridge.metrics.cost import count_macs, count_params
+from ensbridge.models.fast_ensemble import FastEnsemble
+
+# By this a card of ours is known, so that nobody else's README is ever overwritten.
+HEAD = f"{CARD_START}pipeline_tag: image-classification\ntags:\n- ensbridge\n- image-classification\n---"
+_FOLDER = '"path/to/this/folder"'
+
+
+def write_card(
+    fast: FastEnsemble,
+    description: Description,
+    scores: Scores | Fidelity | Mapping[str, Any] | None = None,
+) -> str:
+    """The whole card."""
+    parts = [
+        HEAD,
+        f"# One network in place of {fast.members}\n\n{_what(fast, description)}",
+        f"## Cost\n\n{_cost(fast, description.facts.image_shape)}",
+        f"## Use\n\n```python\n{_use(description)}\n```",
+        f"## Measured\n\n{_measured(fast, scores)}",
+        f"---\nThis card belongs to the weights with SHA-256 `{description.sha256}`.",
+    ]
+    return "\n".join(f"{part}\n" for part in parts)
+
+
+def _what(fast: FastEnsemble, description: Description) -> str:
+    bridges = fast.each_bridge()
+    kind = "bridge network" if description.bridges[0].kind == "feature" else "diffusion bridge"
+    steps = max(bridge.steps for bridge in bridges)
+    stands = "its source alone, as a control" if fast.members == 1 else f"{fast.members} networks"
+    mean = "the source and the bridges" if fast.average_source else "the bridges"
+    share = f", with {fast.source_share:+.3g} of the source's own logits," if fast.source_share else ","
+    return (
+        f"An ensbridge `FastEnsemble`: a source network (`{_text(description.source.name)}`) that runs once, "
+        f"and {_count(len(bridges), kind)} of {_count(steps, 'step')} from its feature "
+        f"`{_text(fast.feature)}` towards the prediction of {stands}. The softmax of its output is the mean "
+        f"over {mean}{share} at temperature {fast.temperature:g}."
+    )
+
+
+def _cost(fast: FastEnsemble, image_shape: Sequence[int] | None) -> str:
+    params, one = count_params(fast), count_params(fast.source)
+    lines = [
+        "| | source | source and bridges | ratio |",
+        "|---|---:|---:|---:|",
+        _cost_line("parameters", one, params),
+    ]
+    if image_shape is None:
+        return "\n".join([*lines, "", "Multiply-accumulates were not counted: no image shape was given."])
+    like = next(fast.source.parameters(), torch.zeros(1))
+    image = torch.zeros(1, *image_shape, dtype=like.dtype, device=like.device)
+    try:
+        macs = [count_macs(net, image) for net in (fast.source, fast)]
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"image_shape is {image_shape}, which the model cannot take ({error})") from error
+    shape = "×".join(map(str, image_shape))
+    return "\n".join([*lines, _cost_line(f"multiply-accumulates, one image of {shape}", *macs)])
+
+
+def _cost_line(name: str, one: int, both: int) -> str:
+    ratio = f"×{both / one:.3f}" if one else "–"
+    return f"| {name} | {one:,} | {both:,} | {ratio} |"
+
+
+def _use(description: Description) -> str:
+    source = description.source
+    call = f"eb.load({_FOLDER})"
+    if source.build is None:
+        call = f"eb.load({_FOLDER}, source=net)  # net: your {_text(source.name)}, to be filled"
+    elif not source.build.startswith("ensbridge.nets:"):
+        call = f'eb.load({_FOLDER}, allow=["{source.build}"])  # imports it, so only if you trust it'
+    return f"import ensbridge as eb\n\nmodel = {call}\nprobabilities = model(images).softmax(-1)"
+
+
+def _measured(fast: FastEnsemble, scores: Scores | Fidelity | Mapping[str, Any] | None) -> str:
+    if scores is None:
+        return "Nothing was measured when this model was saved: its quality is not known from this card."
+    if isinstance(scores, Fidelity):
+        return f"Beside the real ensemble, when it was saved:\n\n```text\n{scores}\n```"
+    if not isinstance(scores, Scores):
+        if not isinstance(scores, Mapping):
+            raise ValueError(f"scores are a {type(scores).__name__}; give Scores, or what fidelity returned")
+        scores = parse_scores(json.loads(json.dumps(scores)))
+    rows = summarise([scores]).rows
+    lines = [
+        [column.heading for column in COLUMNS],
+        [":--", *["--:"] * (len(COLUMNS) - 1)],
+        *map(cells, rows),
+    ]
+    table = "\n".join(f"| {' | '.join(map(_text, line))} |" for line in lines)
+    machine = ", ".join(f"{key} {value}" for key, value in scores.environment.items())
+    return (
+        f"Data set {_text(scores.dataset)}, seed {scores.seed}; {_text(machine) or 'unknown machine'}.\n\n"
+        f"{table}\n\n{_which(fast, scores.rows)} {_control(fast, scores.rows)}"
+    )
+
+
+def _which(fast: FastEnsemble, rows: Sequence[Row]) -> str:
+    """Name the row that is this model as far as its anatomy tells; figures of another would mislead."""
+    steps = max(bridge.steps for bridge in fast.each_bridge())
+    own = (count_params(fast), len(fast.bridges), steps, fast.members)
+    found = [row for row in rows if (row.params, row.bridges, row.steps, row.members) == own]
+    if not found:
+        return (
+            "No row has this model's size, bridges, steps and members: its own figures are not among these."
+        )
+    names = " or ".join(_text(row.model) for row in found)
+    fitted = " or ".join(f"{row.temperature:.3f}" for row in found if row.temperature is not None)
+    words = f" Calibrated (cNLL), its logits are divided by {fitted}, fitted on validation." if fitted else ""
+    return f"By its size, bridges, steps and members this model is the row {names}.{words}"
+
+
+def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:
+    """Name the controls of as many bridges; fewer would leave to the ensemble what another bridge gives."""
+    own = [row for row in rows if row.control and row.bridges == len(fast.bridges)]
+    names = [_text(row.model) for row in own]
+    if not names:
+        of = "" if len(fast.bridges) == 1 else f" of {len(fast.bridges)} bridges"
+        return f"No control{of} was measured: how much of the gain is owed to the ensemble is not known."
+    return (
+        f"{' and '.join(names)}: trained towards the source alone; only what exceeds that is the ensemble's."
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _text(text: str) -> str:
+    """Text on one line that Markdown leaves as it is."""
+    return " ".join(text.replace("`", "'").replace("|", "\\|").replace("<", "&lt;").split())

@@ -1,0 +1,253 @@
+"""`config.json`: what a fast ensemble is, without its weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from ensbridge.bridge.bridge import Bridge, BridgeConfig, FeatureBridge
+from ensbridge.bridge.schedule import MOST_STEPS
+from ensbridge.deploy.saving.architecture import OURS, Architecture, Build
+from ensbridge.deploy.saving.reading import REMEDY, read, short
+from ensbridge.models.fast_ensemble import LARGEST_SHARE, TEMPERATURES, FastEnsemble
+from ensbridge.utils.files import read_json
+
+FORMAT, VERSION = "ensbridge.FastEnsemble", 1
+LARGEST_CONFIG = 2**20  # bytes of config.json; those of real models have a few thousand
+LARGEST_IMAGE = 2**24  # numbers in one image: 2048 × 2048 pixels of four channels
+MOST_SIZES = 8  # of an image's shape
+MOST_MEMBERS, MOST_BRIDGES = 1000, 64  # a file that asks for more would never be done
+LEAST_STEP = 1e-6  # of time; float32 tells smaller ones badly apart
+BETAS = (1e-9, 1e3)
+
+
+@dataclass(frozen=True)
+class BridgeDescription:
+    """A bridge: a diffusion bridge with its walk, or a network from the feature straight to logits."""
+
+    kind: Literal["diffusion", "feature"]
+    network: Architecture
+    times: tuple[float, ...] | None = None
+    config: BridgeConfig | None = None
+
+    def __post_init__(self) -> None:
+        walks = self.kind == "diffusion"
+        if walks != (self.times is not None) or walks != (self.config is not None):
+            raise ValueError(f"times and config belong to a diffusion bridge, and to no other; {REMEDY}")
+        if self.times is not None and len(self.times) > MOST_STEPS + 1:
+            raise ValueError(f"times are {len(self.times)}, expected at most {MOST_STEPS + 1}; {REMEDY}")
+        if self.times is not None and not all(b - a >= LEAST_STEP for a, b in pairwise(self.times)):
+            raise ValueError(
+                f"times are {short(self.times)}, expected to grow from 0 to 1 in steps of at least "
+                f"{LEAST_STEP:g}; {REMEDY}"
+            )
+        if self.config is not None:
+            law = self.config.temperature
+            _within("config.beta", self.config.beta, BETAS)
+            _within("config.temperature.base", law.base, TEMPERATURES)
+            _within("config.temperature.spread", law.spread, (0, TEMPERATURES[1]))
+            _within("config.temperature.concentration", law.concentration, TEMPERATURES)
+
+    @classmethod
+    def of(cls, bridge: Bridge | FeatureBridge, number: int) -> BridgeDescription:
+        """Describe a bridge of a model; its network must be one that can be built again."""
+        walks = isinstance(bridge, Bridge)
+        network = Architecture.of(bridge.score if walks else bridge.net)
+        if network.build is None:
+            raise ValueError(
+                f"the network of bridge {number} is of class {network.name}, which a file cannot describe; "
+                "bridges are saved with a ScoreNet or a Tail as it was built"
+            )
+        return cls("diffusion", network, bridge.times, bridge.config) if walks else cls("feature", network)
+
+    def assemble(self, net: nn.Module) -> Bridge | FeatureBridge:
+        """The bridge around its network."""
+        return FeatureBridge(net) if self.kind == "feature" else Bridge(net, self.config, self.times)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What whoever runs a model must know of its images and classes; None where nobody said."""
+
+    image_shape: tuple[int, ...] | None = None  # of one image
+    pixel_range: tuple[float, float] | None = None  # of the images that it was trained with
+    class_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        shape, pixels = self.image_shape, self.pixel_range
+        if shape is not None and not (
+            0 < len(shape) <= MOST_SIZES and min(shape) > 0 and math.prod(shape) <= LARGEST_IMAGE
+        ):
+            raise ValueError(
+                f"image_shape is {short(shape)}, expected 1 to {MOST_SIZES} sizes, each at least 1 and their "
+                f"product at most {LARGEST_IMAGE}, such as (3, 32, 32)"
+            )
+        if pixels is not None and not -math.inf < pixels[0] <= pixels[1] < math.inf:
+            raise ValueError(f"pixel_range is {pixels}, expected the least and the greatest value of a pixel")
+
+    @classmethod
+    def of(
+        cls, fast: FastEnsemble, image_shape: Sequence[int] | None, class_names: Sequence[str] | None
+    ) -> Facts:
+        """A model's own facts, but for those that are given."""
+        shape = fast.image_shape if image_shape is None else image_shape
+        names = fast.class_names if class_names is None else class_names
+        if shape is not None and not all(type(size) is int for size in shape):
+            raise ValueError(f"image_shape is {shape}; give that of one image, such as (3, 32, 32)")
+        score = getattr(next(iter(fast.each_bridge()), None), "score", None)
+        classes = getattr(score, "classes", None)
+        if names is not None and classes is not None and not isinstance(names, str) and len(names) != classes:
+            raise ValueError(f"class_names are {len(names)} for {classes} classes; give one each")
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+            raise ValueError(f"class_names are {short(names)}; give a list with a name for each class")
+        return cls(
+            None if shape is None else tuple(shape), fast.pixel_range, None if names is None else tuple(names)
+        )
+
+
+@dataclass(frozen=True)
+class Description:
+    """All of `config.json`."""
+
+    format: Literal["ensbridge.FastEnsemble"]
+    version: Literal[1]
+    feature: str
+    temperature: float
+    members: int
+    average_source: bool
+    source: Architecture
+    bridges: tuple[BridgeDescription, ...]
+    sha256: str  # of the weights' file that belongs to this description
+    tied: dict[str, str] = field(default_factory=dict)  # tensors that lie in the file under another's name
+    facts: Facts = Facts()
+    source_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        _within("members", self.members, (1, MOST_MEMBERS))
+        _within("temperature", self.temperature, TEMPERATURES)
+        _within("source_share", self.source_share, (-LARGEST_SHARE, LARGEST_SHARE))
+        if not 1 <= len(self.bridges) <= MOST_BRIDGES:
+            raise ValueError(f"bridges are {len(self.bridges)}, expected 1 to {MOST_BRIDGES}; {REMEDY}")
+        steps = sum(len(bridge.times) - 1 for bridge in self.bridges if bridge.times)
+        if steps > MOST_STEPS:
+            raise ValueError(f"bridges have {steps} steps together, expected at most {MOST_STEPS}; {REMEDY}")
+
+    @classmethod
+    def of(
+        cls, fast: FastEnsemble, source: Architecture, sha256: str, tied: Mapping[str, str], facts: Facts
+    ) -> Description:
+        """Describe a model; what could not be read again is refused here, before anything is written."""
+        bridges = [bridge for bridge in fast.bridges if isinstance(bridge, Bridge | FeatureBridge)]
+        if len(bridges) != len(fast.bridges):
+            raise ValueError("a bridge of this model is neither a Bridge nor a FeatureBridge; give such ones")
+        raw = cls(
+            format=FORMAT,
+            version=VERSION,
+            feature=fast.feature,
+            temperature=fast.temperature,
+            members=fast.members,
+            average_source=fast.average_source,
+            source=source,
+            bridges=tuple(BridgeDescription.of(each, number) for number, each in enumerate(bridges, 1)),
+            sha256=sha256,
+            tied=dict(tied),
+            facts=facts,
+            source_share=fast.source_share,
+        )
+        try:
+            text = raw.to_json()
+        except ValueError as error:
+            raise ValueError(
+                f"this model holds a setting that is no finite number ({error}); set it"
+            ) from error
+        return read(cls, json.loads(text), "this model")
+
+    def to_json(self) -> str:
+        """The text of `config.json`."""
+        return json.dumps(_without_none(asdict(self)), indent=2, allow_nan=False) + "\n"
+
+    def networks(self, source: nn.Module | None, allow: Collection[str], where: Path) -> list[Build]:
+        """What builds the source and the bridges' networks; forbidden or impossible ones are refused."""
+        if source is not None:
+            builds: list[Build] = [lambda: source]
+        elif self.source.build is None:
+            raise ValueError(
+                f"{where.parent} was saved with a source of class {self.source.name}, which a file cannot "
+                "describe; in Python pass an instance of it, load(folder, source=net), or save it with "
+                "build='package.module:function' and allow that"
+            )
+        else:
+            builds = [self.source.builder(allow, f"{where}: source")]
+        for number, bridge in enumerate(self.bridges):
+            place, build = f"{where}: bridges[{number}].network", bridge.network.build
+            if build is None:
+                raise ValueError(f"{place} has no 'build'; {REMEDY}")
+            if build not in OURS:  # what the caller allows is for the source
+                raise ValueError(f"{place} is built by {short(build)}, which is not allowed there; {REMEDY}")
+            builds.append(bridge.network.builder((), place))
+        return builds
+
+    def assemble(self, source: nn.Module, networks: list[nn.Module], where: Path) -> FastEnsemble:
+        """The model around its networks."""
+        try:
+            return FastEnsemble(
+                source,
+                [bridge.assemble(net) for bridge, net in zip(self.bridges, networks, strict=True)],
+                self.feature,
+                temperature=self.temperature,
+                source_share=self.source_share,
+                members=self.members,
+                average_source=self.average_source,
+                **vars(self.facts),
+            )
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+
+
+def read_description(path: Path) -> Description:
+    """Read and check a `config.json`."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_CONFIG:
+            raise ValueError(f"{path} has {size} bytes, a model's has under {LARGEST_CONFIG}; {REMEDY}")
+        raw = read_json(path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
+    if not is_ours(raw):
+        raise ValueError(f"{path} describes no FastEnsemble; give a folder that FastEnsemble.save wrote")
+    version = raw.get("version")
+    if type(version) is not int or version != VERSION:
+        raise ValueError(
+            f"{path} is of version {short(version)}, this ensbridge reads {VERSION}; upgrade ensbridge"
+        )
+    return read(Description, raw, str(path))
+
+
+def is_ours(raw: object) -> bool:
+    """Whether decoded JSON claims to describe a FastEnsemble."""
+    return isinstance(raw, dict) and raw.get("format") == FORMAT
+
+
+def _within(name: str, value: float, limits: tuple[float, float]) -> None:
+    """Refuse a number that no model has and that would overflow, or never be done."""
+    low, high = limits
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}, expected {low:g} to {high:g}; {REMEDY}")
+
+
+def _without_none(value: Any) -> Any:
+    """Leave out what a description does not have; inside a user's arguments None is a value."""
+    if isinstance(value, dict):
+        return {
+            key: each if key == "arguments" else _without_none(each)
+            for key, each in value.items()
+            if each is not None
+        }
+    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value

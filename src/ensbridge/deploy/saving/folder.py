@@ -1,0 +1,217 @@
+"""Saving into a folder, whole or not at all, and loading from one that a stranger may have made."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ensbridge.deploy.saving.architecture import Architecture, by_recipe, on_cpu, on_meta
+from ensbridge.deploy.saving.description import Description, Facts, is_ours, read_description
+from ensbridge.deploy.saving.places import find_model
+from ensbridge.deploy.saving.weights import (
+    COPY_AGAIN,
+    GIVE_SAME,
+    LARGEST_WEIGHTS,
+    check_values,
+    compare,
+    digest,
+    fill,
+    follow_dtype,
+    layout_of,
+    layout_of_file,
+    opened,
+    pack,
+)
+from ensbridge.models import Preprocessed
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.utils.files import locked, open_folder, read_json, write_atomically
+
+if TYPE_CHECKING:
+    from ensbridge.evaluation.fidelity import Fidelity
+    from ensbridge.evaluation.scores import Scores
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+# Where new weights wait for the description that makes them valid.
+PENDING = f".{WEIGHTS}.new"
+CARD_START = "---\nlibrary_name: ensbridge\n"
+EXPORTS = ("model.onnx", "model.pt2")
+TRIES = 5  # at loading, while somebody saves
+
+
+def save(
+    fast: FastEnsemble,
+    folder: Path | str,
+    *,
+    build: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    image_shape: Sequence[int] | None = None,
+    class_names: Sequence[str] | None = None,
+    scores: Scores | Fidelity | Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model; `FastEnsemble.save` says how it is used."""
+    if build is None and arguments is not None:
+        raise ValueError(
+            "arguments were given without build; say what they build, such as 'package.models:net'"
+        )
+    source = Architecture.of(fast.source) if build is None else by_recipe(fast.source, build, arguments)
+    weights, tied = pack(fast)
+    facts = Facts.of(fast, image_shape, class_names)
+    description = Description.of(fast, source, hashlib.sha256(weights).hexdigest(), tied, facts)
+    from ensbridge.deploy.saving.card import write_card  # loading needs none of what a card is made of
+
+    card = write_card(fast, description, scores)
+    place = open_folder(folder)
+    _check_ours(place)  # before the lock, which leaves a file there
+    with locked(place):
+        _check_ours(place)
+        _finish_interrupted(place)
+        # config.json names its weights by their digest: the moment it is replaced, so is the model.
+        write_atomically(place / PENDING, weights)
+        write_atomically(place / CARD, card.encode())
+        write_atomically(place / CONFIG, description.to_json().encode())
+        os.replace(place / PENDING, place / WEIGHTS)
+        for name in EXPORTS:  # of the model that is gone
+            (place / name).unlink(missing_ok=True)
+
+
+def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collection[str] = ()) -> FastEnsemble:
+    """Load what `FastEnsemble.save` wrote, on the CPU and in evaluation mode; nothing of it is executed.
+
+    `folder` may also be "zoo:cifar10", a model that ships with ensbridge, or "hf:user/name", one on the
+    Hugging Face hub, with "@" and a version behind it.
+
+    A source that is no network of ensbridge is passed as `source`, an instance that the saved weights are put
+    into. If the folder names what builds it, that is imported and called only where `allow` has its exact
+    path (`"mypackage.models:make_net"`: this class or function may be called with arguments that the folder
+    chooses) or, for a class, its package (`"mypackage"`: its modules may be imported, and its public
+    `nn.Module` classes constructed with arguments that the folder chooses).
+
+    >>> import tempfile, torch
+    >>> from ensbridge.methods import Bridge
+    >>> from ensbridge.models import ResNet, ScoreNet
+    >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
+    >>> fast = FastEnsemble(ResNet((1,), (8,), 3, stem=8), [Bridge(score)], feature="stages.0.0").eval()
+    >>> images = torch.rand(2, 3, 8, 8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fast.save(folder)
+    ...     torch.equal(load(folder)(images), fast(images))
+    True
+    """
+    place = find_model(folder)
+    allowed = [allow] if isinstance(allow, str) else list(allow)
+    for _ in range(TRIES):
+        before = _stamps(place)
+        try:
+            model = _load(place, source, allowed)
+        except ValueError:
+            if _stamps(place) == before:
+                raise
+        else:
+            if _stamps(place) == before:
+                return model
+        # Somebody saved in between: what was read may be parts of two models.
+    raise ValueError(f"{place} is being written to again and again; load it when that has ended")
+
+
+def _load(place: Path, source: nn.Module | None, allowed: Collection[str]) -> FastEnsemble:
+    """Load from a folder that nobody writes to meanwhile."""
+    config = place / CONFIG
+    if not config.is_file():
+        what = (
+            "holds no config.json" if place.is_dir() else "is a file" if place.exists() else "does not exist"
+        )
+        raise ValueError(f"{place} {what}; give a folder that FastEnsemble.save wrote")
+    description = read_description(config)
+    if source is not None:
+        _check_source(source, description)
+    builds = description.networks(source, allowed, config)
+    path = _weights_of(place, description.sha256)
+    with opened(path) as file:
+        there = layout_of_file(file, str(path))
+        # First without memory: a description can ask for terabytes, the file shows what there is.
+        nets = [on_meta(build, len(there)) for build in builds]
+        remedy = COPY_AGAIN if source is None else GIVE_SAME
+        bare = description.assemble(nets[0], nets[1:], config)
+        compare(there, layout_of(bare), description.tied, str(path), remedy)
+        nets = [on_cpu(build) for build in builds]
+        model = description.assemble(nets[0], nets[1:], config)
+        compare(there, layout_of(model), description.tied, str(path), remedy)
+        tensors = {name: file.get_tensor(name) for name in there}
+        check_values(model, tensors, str(path))
+        fill(model, tensors, description.tied)
+    for net in nets:
+        follow_dtype(net)
+    return model.eval()
+
+
+def _stamps(place: Path) -> list[tuple[int, int, int] | None]:
+    """By what a replaced file is known, for the files that make a model."""
+    found: list[tuple[int, int, int] | None] = []
+    for name in (CONFIG, WEIGHTS, PENDING):
+        try:
+            status = (place / name).stat()
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:  # none is there, or none that can be read, as loading will say
+            found.append(None)
+    return found
+
+
+def _check_ours(place: Path) -> None:
+    """Refuse to overwrite what is not ours."""
+    config, card = place / CONFIG, place / CARD
+    if card.exists() and not card.read_bytes().startswith(CARD_START.encode()):
+        raise ValueError(f"{card} is not the card of a saved model; choose another folder")
+    if not config.exists():
+        if (place / WEIGHTS).exists():
+            raise ValueError(f"{place} holds a {WEIGHTS} without its {CONFIG}; choose another folder")
+        return
+    if not is_ours(read_json(config)):
+        raise ValueError(f"{config} describes no saved model; choose another folder")
+
+
+def _finish_interrupted(place: Path) -> None:
+    """Give weights their name whose description was written before a kill."""
+    config, pending = place / CONFIG, place / PENDING
+    if config.exists() and pending.is_file() and digest(pending) == read_json(config).get("sha256"):
+        os.replace(pending, place / WEIGHTS)
+
+
+def _weights_of(place: Path, sha256: str) -> Path:
+    """The file of weights that a description belongs to."""
+    there = [path for path in (place / WEIGHTS, place / PENDING) if path.is_file()]
+    for path in there:
+        if path.stat().st_size <= LARGEST_WEIGHTS and digest(path) == sha256:
+            return path
+    if place / WEIGHTS not in there:
+        raise ValueError(f"{place} holds no {WEIGHTS}; {COPY_AGAIN}")
+    if (place / WEIGHTS).stat().st_size > LARGEST_WEIGHTS:
+        raise ValueError(f"{place / WEIGHTS} has more than {LARGEST_WEIGHTS:,} bytes; {COPY_AGAIN}")
+    raise ValueError(
+        f"{place / WEIGHTS} is not the file that {CONFIG} was written with: truncated, damaged or another "
+        f"model's; {COPY_AGAIN}"
+    )
+
+
+def _check_source(source: nn.Module, description: Description) -> None:
+    if not isinstance(source, nn.Module):
+        raise ValueError(f"source is a {type(source).__name__}; give the network itself, an nn.Module")
+    if any(tensor.is_meta for tensor in (*source.parameters(), *source.buffers())):
+        raise ValueError("source has tensors on the meta device, which hold nothing; build it on the CPU")
+    saved = description.source.name.rpartition(".")[2]
+    if saved == Preprocessed.__name__ and not isinstance(source, Preprocessed):
+        raise ValueError(
+            f"source is a {type(source).__name__}, and the model was compressed with preprocess=; pass "
+            "source=ensbridge.models.Preprocessed(net, function)"
+        )
+    if type(source).__name__ != saved:
+        warnings.warn(
+            f"the saved source was a {saved}, the given one is a {type(source).__name__}; check that they "
+            "compute the same",
+            stacklevel=4,
+        )

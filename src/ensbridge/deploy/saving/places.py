@@ -1,0 +1,42 @@
+"""Where a model lies: a folder, one that ships with ensbridge, or a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+ZOO, HUB = "zoo:", "hf:"
+
+
+def find_model(place: Path | str) -> Path:
+    """The folder of a model: its own, "zoo:name" from the package, or "hf:user/name" from the hub.
+
+    >>> find_model("zoo:nothing")
+    Traceback (most recent call last):
+    ValueError: zoo:nothing is not in the zoo; there are: zoo:cifar10, zoo:cifar10-2
+    """
+    if isinstance(place, str) and place.startswith(ZOO):
+        return _in_zoo(place.removeprefix(ZOO))
+    if isinstance(place, str) and place.startswith(HUB):
+        from ensbridge.deploy.saving.hub import fetch
+
+        return fetch(place)
+    return Path(place)
+
+
+def zoo_names() -> list[str]:
+    """What ships with the package."""
+    return sorted(each.name for each in _zoo().iterdir() if (each / "config.json").is_file())
+
+
+def _in_zoo(name: str) -> Path:
+    names = zoo_names()
+    if name not in names:
+        there = ", ".join(f"{ZOO}{each}" for each in names) or "none in this installation"
+        raise ValueError(f"{ZOO}{name} is not in the zoo; there are: {there}")
+    return _zoo() / name
+
+
+def _zoo() -> Path:
+    """The folder of the zoo, which is installed as files."""
+    return Path(str(files("ensbridge"))) / "zoo"

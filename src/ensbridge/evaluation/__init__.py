@@ -1,0 +1,1 @@
+"""Measuring models: predictions, scores, fidelity. It imports nothing, so that reports need no torch."""

@@ -1,0 +1,291 @@
+"""Models and data in, `Scores` out: every row on the same images, beside the same ladder of ensembles."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge import metrics
+from ensbridge.bridge.bridge import Bridge
+from ensbridge.data.loader import ImageSet, as_image_set
+from ensbridge.evaluation.predict import Advance, predict, predict_each, predict_ladder, unheard
+from ensbridge.evaluation.scores import Bin, ModelInfo, Reliability, Row, Scores, find_control
+from ensbridge.metrics.checks import checked_labels
+from ensbridge.metrics.cost import count_macs, count_params
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.training.distributed import Engine
+
+Data = ImageSet | tuple[Tensor, Tensor]
+TOGETHER = 8  # models that share a pass over the images: as many answers are in memory at once
+
+
+def evaluate(
+    models: Mapping[str, nn.Module],
+    test: Data,
+    val: Data | None = None,
+    *,
+    reference: Ensemble | None = None,
+    target: int | None = None,
+    info: Mapping[str, ModelInfo] | None = None,
+    dataset: str = "test",
+    class_names: Sequence[str] | None = None,
+    seed: int = 0,
+    batch_size: int = 256,
+    engine: Engine | None = None,
+) -> Scores:
+    """Measure classifiers that return logits (B, K) on labelled images.
+
+    `reference` is the ensemble whose members 1..k make the ladder DE-1 … DE-M for DEE, and whose first
+    member is the unit of cost; the largest Ensemble among `models` unless given. `target` is the size of
+    the ensemble to which the gap is measured, all of the reference unless given. `val` with labels fits
+    the temperature of the calibrated NLL. `info` says what models are where they do not show it, such as
+    a network that was distilled. Models are run in evaluation mode. With an `engine` several processes
+    share the batches; each gets the scores, which are those of one process.
+
+    >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
+    >>> test = (torch.rand(20, 1, 2, 2), torch.arange(20) % 3)
+    >>> scores = evaluate({"one": nets[0], "ensemble": Ensemble(nets)}, test)
+    >>> [(row.model, row.dee, row.macs_ratio) for row in scores.rows]
+    [('one', 1.0, 1.0), ('ensemble', 2.0, 2.0)]
+    """
+    if not models:
+        raise ValueError("there are 0 models to evaluate; give at least 1")
+    reference = _find_reference(models) if reference is None else reference
+    ruler = Ruler(reference, test, val, target, batch_size, engine, seed=seed)
+    rows = ruler.measure(models, info)
+    names = tuple(map(str, range(ruler.classes)) if class_names is None else class_names)
+    if len(names) != ruler.classes:
+        raise ValueError(f"class_names are {len(names)}; the members have {ruler.classes} classes")
+    return Scores(dataset, seed, names, environment(ruler.test.images.device), rows, target=ruler.target)
+
+
+class Ruler:
+    """What every model is measured against: the test split, the ladder DE-1 … DE-M, and its costs."""
+
+    def __init__(
+        self,
+        reference: Ensemble,
+        test: Data,
+        val: Data | None = None,
+        target: int | None = None,
+        batch_size: int = 256,
+        engine: Engine | None = None,
+        ladder: list[Tensor] | None = None,
+        advance: Advance = unheard,
+        seed: int = 0,
+    ) -> None:
+        """Run every member, unless their `ladder` on the test split is known; `seed` is that of the rows."""
+        self.reference, self.batch_size, self.engine, self.advance = reference, batch_size, engine, advance
+        self.seed = seed
+        self.target = len(reference) if target is None else target
+        if not 1 <= self.target <= len(reference):
+            raise ValueError(f"target is {target}; the reference has {len(reference)} members")
+        self.test, self.labels = _labelled(test, "test")
+        self.val, self.val_labels = (None, None) if val is None else _labelled(val, "val")
+        self._check_labels(ladder)
+        self.ladder = ladder or predict_ladder(reference, self.test, batch_size, engine, advance)
+        self.val_ladder = (
+            None if self.val is None else predict_ladder(reference, self.val, batch_size, engine, advance)
+        )
+        self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.ladder]
+        self.image = self.test.batch(torch.arange(1, device=self.test.images.device))[0]
+
+    def _check_labels(self, ladder: list[Tensor] | None) -> None:
+        """Refuse labels that are no classes of the members before these see more than one image."""
+        one = self.test.subset(torch.arange(1, device=self.test.images.device))
+        classes = (ladder[0] if ladder else predict(self.reference.source, one)).shape[1]
+        for labels in (self.labels, self.val_labels):
+            if labels is not None:
+                checked_labels(labels, classes)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return self.ladder[0].shape[1]
+
+    def measure(
+        self,
+        models: Mapping[str, nn.Module],
+        info: Mapping[str, ModelInfo] | None = None,
+        known: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Row, ...]:
+        """One row for each model; one whose log-probabilities on the test split are `known` is not run."""
+        for name in info or {}:
+            if name not in models:
+                raise ValueError(f"info names {name!r}; the models are {', '.join(models)}")
+        rows: dict[str, Row] = {}
+        nlls: dict[str, Tensor] = {}
+        names = list(models)
+        for start in range(0, len(names), TOGETHER):
+            some = {name: models[name] for name in names[start : start + TOGETHER]}
+            for name, (row, own) in self._measure(some, info or {}, known or {}).items():
+                rows[name], nlls[name] = row, own
+        return tuple(_beside_control(row, rows, nlls) for row in rows.values())
+
+    def _measure(
+        self, models: Mapping[str, nn.Module], info: Mapping[str, ModelInfo], known: Mapping[str, Tensor]
+    ) -> dict[str, tuple[Row, Tensor]]:
+        """Rows of models that are run together, and each image's NLL."""
+        rungs = {name: _rung(model, self.reference) for name, model in models.items()}
+        others = {name: model for name, model in models.items() if not rungs[name]}
+        new = {name: model for name, model in others.items() if name not in known}
+        answers = {**known, **self._predict(new, self.test)}
+        for name in others:
+            if (own := answers[name].shape[-1]) != self.classes:
+                raise ValueError(
+                    f"{name!r} has {own} classes, the members {self.classes}; compare models of the same"
+                )
+        temperatures = self._temperatures(others, {*rungs.values()} - {0})
+        found = {}
+        for name, model in models.items():
+            rung = rungs[name]
+            log_probs = self.ladder[rung - 1] if rung else answers[name]
+            nlls = metrics.nll_per_image(log_probs, self.labels)
+            temperature = temperatures.get(rung or name)
+            found[name] = self._row(name, model, info.get(name), log_probs, nlls, rung, temperature), nlls
+        return found
+
+    def _row(
+        self,
+        name: str,
+        model: nn.Module,
+        info: ModelInfo | None,
+        log_probs: Tensor,
+        own: Tensor,
+        rung: int,
+        temperature: float | None,
+    ) -> Row:
+        size = self.target
+        gap, error = None, None
+        if not rung and size > 1:
+            gap, error = metrics.gap_closed(self.nlls[0].numpy(), own.numpy(), self.nlls[size - 1].numpy())
+        ladder_nll = [each.mean().item() for each in self.nlls]
+        measured, reliability = _measured(log_probs, self.labels, temperature)
+        info = ModelInfo("DE", rung) if rung else info or infer_info(model)
+        return Row(
+            model=name,
+            **vars(info),
+            seed=self.seed,
+            **_cost(model, self.image, self.reference.source),
+            acc=100 * measured["acc"],
+            nll=measured["nll"],
+            brier=measured["brier"],
+            ece=measured["ece"],
+            cnll=None if temperature is None else measured["cnll"],
+            temperature=temperature,
+            dee=float(rung) if rung else metrics.format_dee(measured["nll"], ladder_nll),
+            gap=gap,
+            gap_error=error,
+            reliability=reliability,
+        )
+
+    def _temperatures(self, models: Mapping[str, nn.Module], sizes: set[int]) -> dict[str | int, float]:
+        """What calibrates each model, and the reference in each of the sizes; without validation nothing."""
+        if self.val is None or self.val_ladder is None or self.val_labels is None:
+            return {}
+        answers: dict[str | int, Tensor] = {size: self.val_ladder[size - 1] for size in sizes}
+        answers |= self._predict(models, self.val)
+        return {key: metrics.fit_temperature(each, self.val_labels) for key, each in answers.items()}
+
+    def _predict(self, models: Mapping[str, nn.Module], data: ImageSet) -> dict[str, Tensor]:
+        return predict_each(models, data, self.batch_size, self.engine, self.advance)
+
+
+def environment(device: torch.device | str = "cpu") -> dict[str, str]:
+    """The machine as far as it can change numbers: no times, no paths."""
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else platform.machine()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.system(),
+        "device": f"{torch.device(device).type} ({name})",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _cost(model: nn.Module, image: Tensor, one: nn.Module) -> dict[str, Any]:
+    """MACs and parameters of a model for one image, and as multiples of one member's."""
+    macs, params = count_macs(model, image), count_params(model)
+    return {
+        "macs": macs,
+        "macs_ratio": macs / count_macs(one, image),
+        "params": params,
+        "params_ratio": params / count_params(one),
+    }
+
+
+def _measured(
+    log_probs: Tensor, labels: Tensor, temperature: float | None
+) -> tuple[dict[str, float], Reliability]:
+    """The metrics of predictions, and their reliability before and after calibration."""
+    stream = metrics.MetricStream(temperature=temperature or 1.0)
+    stream.update(log_probs, labels)
+    before, after = tuple(Bin(*each) for each in stream.by_bin()), None
+    if temperature is not None:
+        calibrated = metrics.MetricStream()
+        calibrated.update((log_probs / temperature).log_softmax(-1), labels)
+        after = tuple(Bin(*each) for each in calibrated.by_bin())
+    return stream.compute(), Reliability(before, after)
+
+
+def _beside_control(row: Row, rows: Mapping[str, Row], nlls: Mapping[str, Tensor]) -> Row:
+    """A bridge's row with what it gains over its control, where that was measured too."""
+    control = find_control(row, rows.values())
+    if control is None:
+        return row
+    gain = nlls[control.model] - nlls[row.model]
+    error = metrics.standard_error(gain)
+    return replace(
+        row,
+        nll_gain_over_control=gain.mean().item(),
+        nll_gain_over_control_se=error if math.isfinite(error) else None,
+    )
+
+
+def _rung(model: nn.Module, reference: Ensemble) -> int:
+    """k where the model is DE-k of the reference, else 0."""
+    members = list(model.members) if isinstance(model, Ensemble) else [model]
+    same = len(members) <= len(reference)
+    same = same and all(a is b for a, b in zip(members, reference.members, strict=False))
+    return len(members) if same else 0
+
+
+def infer_info(model: nn.Module) -> ModelInfo:
+    """What a model shows of what it is; with which loss a bridge was trained it does not show."""
+    if isinstance(model, Ensemble):
+        return ModelInfo("DE", len(model))
+    if not isinstance(model, FastEnsemble):
+        return ModelInfo()
+    bridges = model.each_bridge()
+    bases = {bridge.config.temperature.base for bridge in bridges if isinstance(bridge, Bridge)}
+    return ModelInfo(
+        "BN" if model.average_source else "DBN",
+        model.members,
+        len(bridges),
+        max(bridge.steps for bridge in bridges),
+        source_temperature=bases.pop() if len(bases) == 1 else None,
+        control=model.members == 1,
+    )
+
+
+def _find_reference(models: Mapping[str, nn.Module]) -> Ensemble:
+    ensembles = [model for model in models.values() if isinstance(model, Ensemble)]
+    if not ensembles:
+        raise ValueError(
+            f"none of the models ({', '.join(models)}) is an Ensemble; pass reference=Ensemble(members)"
+        )
+    return max(ensembles, key=len)
+
+
+def _labelled(data: Data, name: str) -> tuple[ImageSet, Tensor]:
+    images = as_image_set(data)
+    if images.labels is None:
+        raise ValueError(f"{name} has no labels; give (images, labels)")
+    return images, images.labels

@@ -1,0 +1,237 @@
+"""Is the compressed network worth it? How near it comes to the real ensemble, its cost, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.data.loader import Data, ImageSet, collect
+from ensbridge.evaluation.evaluate import Ruler
+from ensbridge.evaluation.predict import predict, predict_each
+from ensbridge.evaluation.scores import Row
+from ensbridge.metrics import (
+    fit_temperature,
+    format_dee,
+    gap_closed,
+    kl_per_image,
+    nll_per_image,
+    standard_error,
+)
+from ensbridge.metrics.checks import checked_labels
+from ensbridge.metrics.cost import count_macs
+from ensbridge.models.ensemble import Ensemble, checked_members, try_members, try_network
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.models.preprocessed import Preprocess, with_preprocessing
+
+CLEAR = 2.0  # a difference below this many standard errors is not called one
+TRIED = 8  # images
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How near a network comes to the ensemble that it stands for.
+
+    KL divergences are from the real ensemble, mean over images, in nats. What needs labels is None without.
+    KL, and DEE and gap in `row`, are before calibration, as the members are; accuracy, NLL, Brier and ECE
+    are those of the network as it is.
+    """
+
+    images: int
+    temperature: float  # by which calibration divides the network's logits; 1 where there was none
+    source_share: float  # how much of the source's logits it adds before that; 0 where there was none
+    kl: float  # before calibration
+    kl_error: float
+    source_kl: float  # of the source alone: where the bridges started
+    agreement: float  # share of images on which it names the ensemble's class
+    source_agreement: float
+    macs_ratio: float
+    ensemble_macs_ratio: float
+    row: Row | None
+    source_row: Row | None
+    ensemble_row: Row | None
+    worth_it: bool
+    verdict: str
+
+    def __str__(self) -> str:
+        before = "" if (self.temperature, self.source_share) == (1, 0) else " before calibration"
+        lines = [
+            f"KL to the ensemble {self.kl:.4f} ± {self.kl_error:.4f}{before} (source alone "
+            f"{self.source_kl:.4f})",
+            f"agrees with the ensemble on {self.agreement:.2%} of {self.images} images (source alone "
+            f"{self.source_agreement:.2%})",
+            f"×{self.macs_ratio:.2f} the source's MACs (the ensemble ×{self.ensemble_macs_ratio:.2f})",
+        ]
+        for name, row in (("source", self.source_row), ("this", self.row), ("ensemble", self.ensemble_row)):
+            if row is not None:
+                dee = row.dee if isinstance(row.dee, str) else f"{row.dee:.2f}"
+                scores = f"NLL {row.nll:.4f}, Brier {row.brier:.4f}, ECE {row.ece:.4f}, DEE {dee}"
+                lines.append(f"{name}: accuracy {row.acc:.2f} %, {scores}{before if name == 'this' else ''}")
+        return "\n".join([*lines, self.verdict])
+
+
+def measure_fidelity(
+    fast: FastEnsemble,
+    test: Data,
+    members: Iterable[nn.Module] | Ensemble,
+    preprocess: Sequence[Preprocess | None] | None = None,
+) -> Fidelity:
+    """Compare a network with the real ensemble of `members` on test images, with or without labels.
+
+    With labels the verdict is by NLL, against the source, and against the first members that cost no more,
+    each at the temperature that is best for it on these very images: what a temperature alone can do is no
+    merit of the bridges. How near the ensemble is, and DEE, are before calibration. Members are left in
+    evaluation mode.
+
+    >>> from ensbridge._compress import compress
+    >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
+    >>> images = torch.rand(64, 1, 4, 4)
+    >>> fast = compress(nets, images, feature="1", budget=20, epochs=1, quiet=True)
+    >>> fast.fidelity(images, members=nets).verdict.startswith(("worth it", "not worth it"))
+    True
+    """
+    nets = checked_members(members, "fidelity")
+    data = collect(test, "test")
+    ensemble = Ensemble(with_preprocessing(nets, preprocess)).eval()
+    few = data.subset(torch.arange(min(TRIED, len(data)), device=data.images.device))
+    _check(fast, ensemble, few, data.labels)
+    costs = _costs(fast, ensemble, few)
+    *ladder, ours = predict_each({**ensemble.ladder(), "this": fast}, data).values()
+    real, source = ladder[-1], ladder[0]
+    # As before calibration; the source's log-probabilities are its logits but for a constant.
+    raw = (ours * fast.temperature - fast.source_share * source).log_softmax(-1)
+    kls, source_kls = kl_per_image(real, raw), kl_per_image(real, source)
+    rows: dict[str, Row] = {}
+    if data.labels is not None:
+        ruler = Ruler(ensemble, data, ladder=ladder)
+        models = {"source": ensemble.source, "this": fast, "ensemble": ensemble}
+        rows = dict(zip(models, ruler.measure(models, known={"this": ours}), strict=True))
+        rows["this"] = _before_calibration(rows["this"], ruler, raw)
+        best = [_best_nll(each, data.labels) for each in ladder]
+        nearer = kls.mean().item() < source_kls.mean().item()
+        own = nll_per_image(ours, data.labels)
+        worth_it, verdict = _labelled_verdict(rows["source"].nll, best, own, nearer, costs)
+    else:
+        worth_it, verdict = _unlabelled_verdict(source_kls, kls, costs)
+    return Fidelity(
+        images=len(data),
+        temperature=fast.temperature,
+        source_share=fast.source_share,
+        kl=kls.mean().item(),
+        kl_error=standard_error(kls),
+        source_kl=source_kls.mean().item(),
+        agreement=_agreement(real, ours),
+        source_agreement=_agreement(real, source),
+        macs_ratio=costs.own,
+        ensemble_macs_ratio=costs.members[-1],
+        row=rows.get("this"),
+        source_row=rows.get("source"),
+        ensemble_row=rows.get("ensemble"),
+        worth_it=worth_it,
+        verdict=verdict,
+    )
+
+
+class _Costs(NamedTuple):
+    """MACs, as multiples of the source's: of the network, and of the first 1, 2, … M members together."""
+
+    own: float
+    members: list[float]
+
+
+def _costs(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet) -> _Costs:
+    image = few.batch(torch.arange(1, device=few.images.device))[0]
+    macs = [count_macs(member, image) for member in ensemble.members]
+    return _Costs(count_macs(fast, image) / macs[0], [total / macs[0] for total in accumulate(macs)])
+
+
+def _check(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet, labels: Tensor | None) -> None:
+    """Refuse images and labels that the networks cannot take, and a first member that is not the source."""
+    images = next(iter(few.batches(len(few))))[0]
+    try_network(fast.eval(), images, "this model", "give test images as compress had them")
+    try_members(ensemble, images)
+    mine, theirs = predict(fast.source, few), predict(ensemble.source, few)
+    if mine.shape != theirs.shape or not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            "the first of members does not predict as this model's source does; give the members in their "
+            "order, with preprocess= as it was given to compress"
+        )
+    if labels is not None:
+        checked_labels(labels, mine.shape[1])
+
+
+def _before_calibration(row: Row, ruler: Ruler, raw: Tensor) -> Row:
+    """The row with DEE and gap before calibration, since the members beside it are not calibrated."""
+    nlls = nll_per_image(raw, ruler.labels)
+    gap, error = gap_closed(ruler.nlls[0].numpy(), nlls.numpy(), ruler.nlls[-1].numpy())
+    dee = format_dee(nlls.mean().item(), [each.mean().item() for each in ruler.nlls])
+    return replace(row, dee=dee, gap=gap, gap_error=error)
+
+
+def _best_nll(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """The NLL of each image at the temperature that is best for them together."""
+    return nll_per_image((log_probs / fit_temperature(log_probs, labels)).log_softmax(-1), labels)
+
+
+def _labelled_verdict(
+    source_nll: float, ladder: Sequence[Tensor], own: Tensor, nearer: bool, costs: _Costs
+) -> tuple[bool, str]:
+    """By NLL on labels: clearly better than the source could be, and than real members of the same cost.
+
+    `ladder` has the NLL of DE-1 … DE-M at their best temperatures, for each image, as `own` has it.
+    """
+    gain, nll = ladder[0] - own, own.mean().item()
+    mean, error = gain.mean().item(), standard_error(gain)
+    best = [each.mean().item() for each in ladder]
+    change = f"NLL {source_nll:.4f}, {best[0]:.4f} with the best temperature, → {nll:.4f}"
+    if mean < CLEAR * error or mean <= 0:
+        advice = "train longer, give more images, or raise budget"
+        room = ladder[0] - ladder[-1]
+        if room.mean().item() < CLEAR * standard_error(room) or room.mean().item() <= 0:
+            advice = f"nor is the ensemble itself (NLL {best[-1]:.4f} likewise): give better members"
+        return False, (
+            f"not worth it: it is not clearly better than the source with a temperature ({change}, a gain of "
+            f"{mean:.4f} ± {error:.4f}); {advice}"
+        )
+    if not nearer:
+        return False, (
+            f"not worth it: {change}, but it is no nearer to the ensemble than the source is; train longer, "
+            "or give better members"
+        )
+    change += f", at ×{costs.own:.2f} the source's cost"
+    # Costs add up, so that the fewest members that are as good are also the cheapest.
+    as_good = [count for count, each in enumerate(best, 1) if each <= nll]
+    count = as_good[0] if as_good else len(best)
+    cost = costs.members[count - 1]
+    nll_there = f"NLL {best[count - 1]:.4f} with the best temperature"
+    members = f"the first {count} members, ×{cost:.2f} the cost, have {nll_there}"
+    if as_good and cost <= costs.own:
+        return False, f"not worth it: {change}, but {members}; run them, or lower budget"
+    return True, f"worth it: {change}; {members}"
+
+
+def _unlabelled_verdict(source_kls: Tensor, kls: Tensor, costs: _Costs) -> tuple[bool, str]:
+    """By KL to the real ensemble: at least half of the source's distance must be gone, clearly, for less."""
+    if costs.members[-1] <= costs.own:
+        return False, (
+            f"not worth it: the whole ensemble costs ×{costs.members[-1]:.2f} the source, this "
+            f"×{costs.own:.2f}; run the ensemble, or lower budget"
+        )
+    closed = source_kls / 2 - kls
+    kl, source_kl = kls.mean().item(), source_kls.mean().item()
+    advice = "train longer, give more images, or raise budget"
+    if kl > source_kl:
+        further = f"it is further from the ensemble than the source is (KL {kl:.4f}, source {source_kl:.4f})"
+        return False, f"not worth it: {further}; {advice}"
+    text = f"{1 - kl / max(source_kl, 1e-12):.0%} of the source's KL distance to the ensemble is gone"
+    if closed.mean().item() > CLEAR * standard_error(closed):
+        return True, f"worth it as far as images without labels tell: {text}; labelled ones would settle it"
+    return False, f"not worth it: {text}, which is not clearly half; {advice}"
+
+
+def _agreement(one: Tensor, other: Tensor) -> float:
+    return (one.argmax(-1) == other.argmax(-1)).double().mean().item()

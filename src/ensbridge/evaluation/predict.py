@@ -1,0 +1,115 @@
+"""What models answer to a set of images: log-probabilities, in evaluation mode and at least float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.data.loader import ImageSet
+from ensbridge.methods.base import Batch, taps_of
+from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.training.distributed import Engine
+
+Advance = Callable[[int], None]  # hears how many images a network has just answered
+
+
+def unheard(images: int) -> None:
+    """Tell nobody."""
+
+
+def predict(
+    model: nn.Module,
+    data: ImageSet,
+    batch_size: int = 256,
+    engine: Engine | None = None,
+    advance: Advance = unheard,
+) -> Tensor:
+    """Log-probabilities (N, K) of a whole set.
+
+    With an `engine` several processes share the batches, and each gets all of the answer.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    >>> predict(net, ImageSet(torch.rand(5, 1, 2, 2))).shape
+    torch.Size([5, 3])
+    """
+    return predict_each({"model": model}, data, batch_size, engine, advance)["model"]
+
+
+@torch.no_grad()
+def predict_each(
+    models: Mapping[str, nn.Module],
+    data: ImageSet,
+    batch_size: int = 256,
+    engine: Engine | None = None,
+    advance: Advance = unheard,
+) -> dict[str, Tensor]:
+    """The same for several models at once: what they have in common, such as a source, runs once a batch."""
+    if not models:
+        return {}
+    for model in models.values():
+        model.eval()
+
+    def run(images: Tensor) -> Tensor:
+        answers = predict_batch(models, images)
+        (first, classes), *others = ((name, each.shape[-1]) for name, each in answers.items())
+        for name, own in others:
+            if own != classes:
+                raise ValueError(
+                    f"{first!r} has {classes} classes, {name!r} {own}; compare models of the same"
+                )
+        return torch.stack(list(answers.values()))
+
+    others = len(data)  # images that other processes answer
+
+    def heard(images: Tensor) -> Tensor:
+        nonlocal others
+        answers = run(images)
+        others -= len(images)
+        advance(len(images) * len(models))
+        return answers
+
+    if engine is None:
+        whole = torch.cat([heard(images) for images, _ in data.batches(batch_size)], dim=1)
+    else:
+        whole = engine.in_batches(heard, data, batch_size, dim=1)
+        advance(others * len(models))
+    return dict(zip(models, whole, strict=True))
+
+
+def predict_batch(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Tensor]:
+    """Log-probabilities (B, K) of a batch by model; models are in evaluation mode.
+
+    A network that is a member or the source of several models runs once, and so does a bridge.
+    """
+    fast = [model for model in models.values() if type(model) is FastEnsemble]
+    batch = Batch(images, None, taps=taps_of([(Ensemble([each.source]), each.feature) for each in fast]))
+    crossed: dict[tuple[nn.Module, Tensor], Tensor] = {}
+
+    def call(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
+        key = bridge, h  # the same feature of the same source is the same tensor
+        if key not in crossed:
+            crossed[key] = bridge(h, source_logits)
+        return crossed[key]
+
+    def logits(model: nn.Module) -> Tensor:
+        if type(model) is Ensemble:  # a class made of it may predict otherwise
+            return ensemble_logit(batch.member_logits(model))
+        if type(model) is FastEnsemble:
+            return model.with_source(images, batch.run, call)[0]
+        return batch.run(model, images)[0]
+
+    return {name: at_least_float32(logits(model)).log_softmax(-1) for name, model in models.items()}
+
+
+def predict_ladder(
+    ensemble: Ensemble,
+    data: ImageSet,
+    batch_size: int = 256,
+    engine: Engine | None = None,
+    advance: Advance = unheard,
+) -> list[Tensor]:
+    """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
+    return list(predict_each(ensemble.ladder(), data, batch_size, engine, advance).values())

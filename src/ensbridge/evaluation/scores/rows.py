@@ -1,0 +1,225 @@
+"""The types of `scores.json`: what was measured of each model, and what the figures show of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, Literal, NamedTuple
+
+Method = Literal["DE", "ED", "EnD2", "BN", "DBN", "other"]
+Kind = Literal["DE", "ED", "EnD2", "BN", "DBN", "control", "other"]  # as tables and figures tell rows apart
+Loss = Literal["bridge", "kl"]
+Width = Literal["small", "medium"]
+
+MOST = 2**63 - 1  # beyond it whole numbers are no longer those of arrays
+
+
+class Range(NamedTuple):
+    """The least and the greatest value that a number in the file may have; absurd ones cannot be drawn."""
+
+    low: float
+    high: float
+
+
+Seed = Annotated[int, Range(-MOST, MOST)]
+Whole = Annotated[int, Range(0, MOST)]
+Count = Annotated[int, Range(1, MOST)]
+Few = Annotated[int, Range(0, 10**6)]
+Members = Annotated[int, Range(1, 10**6)]
+Severity = Annotated[int, Range(1, 5)]
+Ratio = Annotated[float, Range(1e-3, 1e6)]
+Percent = Annotated[float, Range(0, 100)]
+Share = Annotated[float, Range(0, 1)]
+Size = Annotated[float, Range(0, 1e6)]
+Signed = Annotated[float, Range(-1e6, 1e6)]
+Temperature = Annotated[float, Range(1e-6, 1e6)]
+LossValue = Annotated[float, Range(-1e12, 1e12)]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """One bin of a reliability diagram; without images it has neither confidence nor accuracy."""
+
+    count: Whole
+    confidence: Share | None
+    accuracy: Share | None
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Bins of equal width over confidence, before and after calibration."""
+
+    before: tuple[Bin, ...]
+    after: tuple[Bin, ...] | None  # None where there was nothing to calibrate on
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model is: by this rows are matched, and from it their printed names are made.
+
+    >>> ModelInfo("DBN", members=3, bridges=1, steps=1, loss="kl").as_control().members
+    1
+    """
+
+    method: Method = "other"
+    members: Members = 1  # members that the model uses (DE-k) or aims at (the others); a control aims at one
+    bridges: Few = 0
+    steps: Few = 0
+    loss: Loss | None = None  # of diffusion bridges: the paper's regression, or KL; None where unknown
+    source_temperature: Temperature | None = (
+        None  # of diffusion bridges: by what the source's logits are divided
+    )
+    control: bool = False  # a bridge with the source alone as its target
+    width: Width | None = None  # of bridge networks
+
+    @property
+    def kind(self) -> Kind:
+        """The method, or that it is a control."""
+        return "control" if self.control else self.method
+
+    def as_control(self) -> ModelInfo:
+        """What the control of a bridge is: all the same, but that it has the source alone as its target."""
+        return replace(self, members=1, control=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model's scores on the test split."""
+
+    model: str
+    method: Method
+    members: Members
+    bridges: Few
+    steps: Few
+    macs: Count
+    macs_ratio: Ratio  # against one network, as are the parameters
+    params: Count
+    params_ratio: Ratio
+    acc: Percent
+    nll: Size
+    brier: Size
+    ece: Size
+    cnll: Size | None  # None where there was no validation split to calibrate on, as is the temperature
+    temperature: Temperature | None
+    dee: Signed | str  # a string such as ">5" beyond the largest measured ensemble
+    gap: Signed | None  # share of the NLL distance from DE-1 to the target ensemble that is closed
+    gap_error: Size | None  # one standard error over test images
+    reliability: Reliability | None = None
+    loss: Loss | None = None
+    source_temperature: Temperature | None = None
+    control: bool = False
+    width: Width | None = None
+    seed: Seed = 0
+    nll_gain_over_control: Signed | None = None  # None where the bridge's control was not measured
+    nll_gain_over_control_se: Size | None = None  # over test images, each under both models
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model is."""
+        return ModelInfo(**{field.name: getattr(self, field.name) for field in fields(ModelInfo)})
+
+    @property
+    def kind(self) -> Kind:
+        """The method, or that it is a control."""
+        return self.info.kind
+
+
+def find_control(bridge: Row, rows: Iterable[Row]) -> Row | None:
+    """The row of the control that was trained as one bridge or several were."""
+    if bridge.kind != "DBN":
+        return None
+    return next((row for row in rows if row.info == bridge.info.as_control()), None)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """How the prediction for one image goes from the source through the bridge's steps to its end."""
+
+    image: str  # PNG, base64
+    label: Whole
+    source: tuple[Share, ...]  # the source's own probabilities
+    times: tuple[Share, ...]  # from 1 down to 0
+    path: tuple[tuple[Share, ...], ...]  # probabilities at each of the times
+    ensemble: tuple[Share, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A training loss over the images seen."""
+
+    name: str
+    method: Method
+    images: tuple[Whole, ...]
+    loss: tuple[LossValue, ...]
+    control: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """The method, or that it is a control."""
+        return "control" if self.control else self.method
+
+
+@dataclass(frozen=True)
+class CorruptedRow:
+    """One model's scores on the test images under one corruption at one severity."""
+
+    model: str
+    severity: Severity
+    corruption: str
+    images: str  # a digest of these very images and their labels
+    acc: Percent
+    nll: Size
+    brier: Size
+    ece: Size
+    cnll: Size | None  # at the temperature that was fitted on clean images
+
+
+@dataclass(frozen=True)
+class CorruptedSet:
+    """Where corrupted images are from, as far as the manifest beside them says so."""
+
+    made_by: str | None  # such as "ensbridge 0.1.0, …"; None without a manifest, as the published set is
+    seed: Seed | None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The rows of one evaluation, with the data, the seed and the machine that made them.
+
+    `tradeoff` has one row for each number of members that a method was trained towards with as many bridges
+    as it needs; `capacity` one for each number of teachers that a single network was trained towards;
+    `corrupted` one for each model, severity and corruption.
+
+    >>> row = Row(
+    ...     "DE-1", "DE", 1, 0, 0, 400, 1.0, 30, 1.0, 91.5, 0.3166, 0.13, 0.046, None, None, 1.0, None, None
+    ... )
+    >>> print(Scores("cifar10", 0, ("cat", "dog"), {"python": "3.12"}, (row,)).table())
+    model  MACs ×  params ×    ACC    NLL  Brier    ECE  cNLL   DEE  gap
+    ─────  ──────  ────────  ─────  ─────  ─────  ─────  ────  ────  ───
+    DE-1     1.00      1.00  91.50  0.317  0.130  0.046     –  1.00    –
+    """
+
+    dataset: str
+    seed: Seed
+    class_names: tuple[str, ...]
+    environment: dict[str, str]
+    rows: tuple[Row, ...]
+    settings: dict[str, str] | None = None  # which recipe, preset and changes; None outside a recipe
+    target: Members | None = None  # the size of the ensemble that every row's gap is measured to
+    transitions: tuple[Transition, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    tradeoff: tuple[Row, ...] = ()
+    capacity: tuple[Row, ...] = ()
+    corrupted: tuple[CorruptedRow, ...] = ()
+    corrupted_set: CorruptedSet | None = None  # whose images those are; None where it is not known
+
+    def table(self) -> str:
+        """The rows as plain aligned text, names to the left and numbers to the right."""
+        from ensbridge.evaluation.scores.summary import summarise
+
+        return summarise([self]).table()
+
+    def to_json(self) -> str:
+        """The text of `scores.json`."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,0 +1,14 @@
+"""Networks: the members, the score networks, and features read from any network."""
+
+from ensbridge.models.features import forward_with_features as forward_with_features
+from ensbridge.models.frn import FRN as FRN
+from ensbridge.models.preprocessed import Preprocessed as Preprocessed
+from ensbridge.models.resnet import ResNet as ResNet
+from ensbridge.models.score_net import ScoreNet as ScoreNet
+from ensbridge.models.sizing import MapScore as MapScore
+from ensbridge.models.tail import Tail as Tail
+from ensbridge.models.token_score import TokenScore as TokenScore
+
+resnet32x2 = ResNet.resnet32x2
+resnet32x4 = ResNet.resnet32x4
+resnet34 = ResNet.resnet34

@@ -1,0 +1,254 @@
+"""Many members, one call: the deep ensemble that the bridge learns to stand in for.
+
+Shapes: M members, B images, K classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from itertools import accumulate, pairwise
+from os import PathLike
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.models.features import forward_with_features, read_logits, uncompiled
+from ensbridge.models.stored_network import Build, StoredNetwork, load_weights
+from ensbridge.utils.text import one_line
+
+# A network, images and names of its modules in; its logits, then these modules' outputs, out.
+Forward: TypeAlias = Callable[..., tuple[Tensor, ...]]
+
+
+def ensemble_logit(logits: Tensor) -> Tensor:
+    """The ensemble's logit of members' logits (M, B, K): log of the mean softmax, centred over K.
+
+    Its softmax is the members' mean softmax, also where logits are huge.
+
+    >>> logits = torch.tensor([[[0.0, 1000.0]], [[1000.0, 0.0]]])
+    >>> ensemble_logit(logits).softmax(-1).tolist()
+    [[0.5, 0.5]]
+    """
+    if logits.ndim != 3 or logits.shape[0] == 0:
+        raise ValueError(f"logits have shape {tuple(logits.shape)}; they must be (members, images, classes)")
+    # log p̄ by log-sum-exp, so that no probability is ever rounded to zero on the way.
+    log_mean = logits.log_softmax(-1).logsumexp(0)
+    return log_mean - log_mean.mean(-1, keepdim=True)
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Logits in float32, or in float64 where they are that already."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def member_groups(members: int, bridges: int) -> list[tuple[int, ...]]:
+    """Deal members to bridges that share the first as their source, in order and as evenly as possible.
+
+    Each group names members by index; the source is in all of them, another member in one.
+
+    >>> member_groups(5, 2), member_groups(6, 2)
+    ([(0, 1, 2), (0, 3, 4)], [(0, 1, 2, 3), (0, 4, 5)])
+    """
+    if members < 2:
+        raise ValueError(f"{members} members were given to bridges; they need at least 2")
+    if not 1 <= bridges <= members - 1:
+        raise ValueError(
+            f"{bridges} bridges were asked for {members} members; each needs a member beside the source, "
+            f"so give 1 to {members - 1}"
+        )
+    each, more = divmod(members - 1, bridges)
+    sizes = [each + (index < more) for index in range(bridges)]
+    ends = list(accumulate(sizes, initial=1))
+    return [(0, *range(start, stop)) for start, stop in pairwise(ends)]
+
+
+class Ensemble(nn.Module):
+    """A deep ensemble of any classifiers with the same classes; the first is the source.
+
+    Called on images it returns the ensemble's logits (B, K), whose softmax is the members' mean softmax.
+
+    >>> members = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
+    >>> ensemble = Ensemble(members)
+    >>> images = torch.rand(5, 1, 2, 2)
+    >>> mean = torch.stack([member(images).softmax(-1) for member in members]).mean(0)
+    >>> ensemble(images).softmax(-1).allclose(mean)
+    True
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if len(members) == 0:
+            raise ValueError("an ensemble was given 0 members; it needs at least 1")
+        self.members = nn.ModuleList(members)
+
+    @classmethod
+    def from_files(cls, paths: Sequence[Path | str], build: Build | Sequence[Build]) -> Ensemble:
+        """The ensemble of networks in files of weights, of which only the source stays in memory.
+
+        The others are read anew at each call, one after the other. `build` makes an untrained network, the
+        same for all files or one for each. Files are safetensors, or state dictionaries that torch saved,
+        alone or under "state_dict" or "model" as trainers save them.
+        """
+        if isinstance(paths, str | Path):
+            raise ValueError(f"paths is {str(paths)!r}; give a list of files, one for each member")
+        paths = list(paths)
+        for path in paths:
+            if not isinstance(path, str | PathLike):
+                raise ValueError(f"paths holds a {type(path).__name__}; give files of weights")
+        if len(paths) == 0:
+            raise ValueError("an ensemble was given 0 files; it needs at least 1")
+        builds = list(build) if isinstance(build, Sequence) else [build] * len(paths)
+        for each in builds:
+            if isinstance(each, nn.Module) or not callable(each):
+                raise ValueError(
+                    f"build is a {type(each).__name__}; give a function that builds it, such as lambda: Net()"
+                )
+        if len(builds) != len(paths):
+            raise ValueError(
+                f"there are {len(builds)} functions for {len(paths)} files; give one, or one each"
+            )
+        source = load_weights(builds[0](), Path(paths[0]))
+        others = [StoredNetwork(path, own) for path, own in zip(paths[1:], builds[1:], strict=True)]
+        return cls([source, *others])
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def source(self) -> nn.Module:
+        """The first member, the one that a bridge keeps."""
+        return self.members[0]
+
+    def first(self, count: int) -> Ensemble:
+        """DE-k: the ensemble of members 1..count, sharing their weights."""
+        if not 1 <= count <= len(self):
+            raise ValueError(f"the first {count} members were asked for; this ensemble has {len(self)}")
+        return Ensemble(list(self.members)[:count])
+
+    def ladder(self) -> dict[str, Ensemble]:
+        """DE-1, DE-2, … up to all of it, by these names.
+
+        >>> list(Ensemble([nn.Linear(2, 3), nn.Linear(2, 3)]).ladder())
+        ['DE-1', 'DE-2']
+        """
+        return {f"DE-{size}": self.first(size) for size in range(1, len(self) + 1)}
+
+    def member_logits(self, images: Tensor, run: Forward = forward_with_features) -> Tensor:
+        """Every member's logits, (M, B, K); `run` runs a member, for whoever shares it between models."""
+        return stack_logits([run(member, images)[0] for member in self.members])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The ensemble's logits (B, K)."""
+        return ensemble_logit(self.member_logits(images))
+
+
+def list_members(members: Sequence[nn.Module] | Ensemble) -> list[nn.Module]:
+    """The networks themselves, without torch.compile's wrappers."""
+    return [uncompiled(net) for net in (members.members if isinstance(members, Ensemble) else members)]
+
+
+def checked_members(members: Iterable[nn.Module] | Ensemble, receiver: str) -> list[nn.Module]:
+    """The members, which are several networks; `receiver` is what they were given to.
+
+    >>> checked_members(nn.Linear(2, 2), "compress")
+    Traceback (most recent call last):
+    ValueError: members is one network, a Linear; give a list of at least 2
+    """
+    kind = type(members).__name__
+    if isinstance(members, Mapping | Set | nn.ModuleDict):
+        raise ValueError(f"members is a {kind}; give a list, with the network that is to be kept first")
+    if isinstance(members, nn.Module) and not isinstance(members, Ensemble | nn.ModuleList):
+        raise ValueError(f"members is one network, a {kind}; give a list of at least 2")
+    if isinstance(members, str) or not isinstance(members, Iterable | Ensemble):
+        raise ValueError(f"members is a {kind}; give a list of networks")
+    nets = list_members(members if isinstance(members, Ensemble) else list(members))
+    if len(nets) < 2:
+        raise ValueError(f"{len(nets)} members were given to {receiver}; an ensemble needs at least 2")
+    for number, net in enumerate(nets, 1):
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"member {number} is a {type(net).__name__}; give networks, nn.Module")
+    if len(set(nets)) < len(nets):
+        raise ValueError(f"the same network was given twice to {receiver}; give members that differ")
+    return nets
+
+
+def try_members(ensemble: Ensemble, images: Tensor) -> None:
+    """Run a few images through each member, so that what cannot work is named before anything begins."""
+    classes = 0
+    for number, member in enumerate(ensemble.members, 1):
+        remedy = "give the function that prepares them for it in preprocess="
+        found = try_network(member, images, f"member {number}", remedy)
+        classes = classes or found
+        if found != classes:
+            raise ValueError(
+                f"member {number} has {found} classes, the first {classes}; all must have the same"
+            )
+
+
+@torch.no_grad()
+def try_network(net: nn.Module, images: Tensor, name: str, remedy: str) -> int:
+    """The number of a network's classes; one that cannot take images, or returns no logits, is refused."""
+    try:
+        output = net(images)
+    except Exception as error:  # whatever a network makes of an image that is not for it
+        raise ValueError(
+            f"{name} cannot take images of {images.dtype} and shape {tuple(images.shape[1:])} "
+            f"({one_line(error)}); {_obvious_remedy(images, net) or remedy}"
+        ) from error
+    try:
+        logits = read_logits(output)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise ValueError(
+            f"{name} returns {tuple(logits.shape)} for {len(images)} images; it must return "
+            "logits of shape (images, classes), of 2 classes or more"
+        )
+    if not logits.isfinite().all():
+        raise ValueError(f"{name} returns logits that are not finite; check its weights")
+    sums = logits.double().sum(-1)
+    if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+        raise ValueError(f"{name} returns probabilities; give it without its softmax")
+    return logits.shape[1]
+
+
+def _obvious_remedy(images: Tensor, net: nn.Module) -> str | None:
+    dtype = next((each.dtype for each in net.parameters() if each.is_floating_point()), images.dtype)
+    if images.dtype != dtype:
+        return f"give images as {dtype}, as its weights are"
+    if images.shape[-1] in (1, 3, 4) and images.shape[1] not in (1, 3, 4):
+        return "give images as (images, channels, height, width), with .permute(0, 3, 1, 2)"
+    return None
+
+
+def weights_digest(net: nn.Module) -> str:
+    """A short digest of a network's weights and buffers.
+
+    >>> net = nn.Linear(2, 2)
+    >>> before = weights_digest(net)
+    >>> _ = nn.init.constant_(net.weight, 7.0)
+    >>> weights_digest(net) == before
+    False
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(net.state_dict().items()):
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def stack_logits(logits: Sequence[Tensor]) -> Tensor:
+    """Members' logits as one tensor (M, B, K) of at least float32; what cannot be averaged is refused."""
+    if any(each.shape != logits[0].shape for each in logits):
+        counts = ", ".join(f"member {index + 1}: {tuple(each.shape)}" for index, each in enumerate(logits))
+        raise ValueError(
+            f"members give logits of different shapes ({counts}); all must have the same classes"
+        )
+    if logits[0].ndim != 2:
+        raise ValueError(
+            f"members give outputs of shape {tuple(logits[0].shape)}; logits must be (images, classes)"
+        )
+    return at_least_float32(torch.stack(list(logits)))

@@ -1,0 +1,223 @@
+"""FastEnsemble: the source and its bridges as one network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.bridge.bridge import AbstractBridge
+from ensbridge.models.calibration import calibrated
+from ensbridge.models.ensemble import Ensemble, Forward, at_least_float32, ensemble_logit
+from ensbridge.models.features import find_module, forward_with_features, uncompiled
+from ensbridge.models.preprocessed import Preprocess
+
+if TYPE_CHECKING:
+    from ensbridge.data.loader import Data
+    from ensbridge.evaluation.fidelity import Fidelity
+    from ensbridge.evaluation.scores import Scores
+
+
+# Wider than any that is fitted; beyond them logits overflow, or drown in rounding.
+TEMPERATURES = (1e-3, 1e3)
+LARGEST_SHARE = 1e6
+
+
+class TrainedBridge(Protocol):
+    """A bridge and what it was trained for: what the methods that train bridges have."""
+
+    source: nn.Module  # that the bridge runs beside
+    feature: str
+    average_source: bool  # whether the source's own prediction is part of the mean
+
+    @property
+    def bridge(self) -> AbstractBridge:
+        """The bridge."""
+        ...
+
+    def stands_for(self) -> Sequence[nn.Module]:
+        """The networks whose mean it learns."""
+        ...
+
+
+def call_bridge(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
+    """Run a bridge."""
+    return bridge(h, source_logits)
+
+
+class AbstractFastEnsemble(nn.Module, ABC):
+    """The one forward pass of a source with bridges, whatever its bridges were made into."""
+
+    source: nn.Module
+    bridges: nn.ModuleList
+    feature: str
+    temperature: float
+    source_share: float
+    average_source: bool
+
+    @abstractmethod
+    def mean(self, logits: Sequence[Tensor]) -> Tensor:
+        """The centred logits (B, K) of the mean of several predictions' softmax, or of one."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, K)."""
+        return self.with_source(images)[0]
+
+    def with_source(
+        self,
+        images: Tensor,
+        run: Forward = forward_with_features,
+        call: Callable[[nn.Module, Tensor, Tensor], Tensor] = call_bridge,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (B, K) and, from the same pass, the source's own: where they part, the members disagree.
+
+        `run` and `call` run the source and a bridge, for whoever shares these between models.
+        """
+        source_logits, h = run(self.source, images, self.feature)
+        source_logits = at_least_float32(source_logits)
+        logits = [call(bridge, h, source_logits) for bridge in self.bridges]
+        mean = self.mean([source_logits, *logits] if self.average_source else logits)
+        return calibrated(mean, source_logits, self.temperature, self.source_share), source_logits
+
+
+class FastEnsemble(AbstractFastEnsemble):
+    """One network in place of an ensemble: the source runs once, each bridge reads its feature and logits.
+
+    Called on images it returns logits (B, K), whose softmax is the mean of the bridges' predictions, unless
+    it was calibrated: `source_share` times the source's own logits are added to those, and all divided by
+    `temperature`. With several bridges the source, part of each bridge's target, weighs more than another
+    member: 1/3 against 1/6 each for five members and two bridges. With `average_source` the source's own
+    prediction is part of the mean, as bridge networks (BN) have it.
+
+    >>> from ensbridge.bridge import Bridge
+    >>> from ensbridge.models import ResNet, ScoreNet
+    >>> source = ResNet((1,), (8,), 3, stem=8)
+    >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
+    >>> fast = FastEnsemble(source, [Bridge(score).one_step()], feature="stages.0.0").eval()
+    >>> fast(torch.rand(2, 3, 8, 8)).shape, fast.source is source, fast.temperature
+    (torch.Size([2, 3]), True, 1.0)
+    """
+
+    def __init__(
+        self,
+        source: nn.Module,
+        bridges: Sequence[AbstractBridge],
+        feature: str,
+        *,
+        temperature: float = 1.0,
+        source_share: float = 0.0,
+        members: int | None = None,
+        average_source: bool = False,
+        image_shape: Sequence[int] | None = None,
+        pixel_range: tuple[float, float] | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if len(bridges) == 0:
+            raise ValueError("a FastEnsemble was given 0 bridges; it needs at least 1")
+        low, high = TEMPERATURES
+        if not low <= temperature <= high:
+            raise ValueError(f"temperature is {temperature}; it must be from {low:g} to {high:g}")
+        if not abs(source_share) <= LARGEST_SHARE:
+            raise ValueError(
+                f"source_share is {source_share}; it must be from {-LARGEST_SHARE:g} to {LARGEST_SHARE:g}"
+            )
+        source = uncompiled(source)
+        find_module(source, feature)
+        self.source = source
+        self.bridges = nn.ModuleList(bridges)
+        self.feature = feature
+        self.temperature, self.source_share = float(temperature), float(source_share)
+        self.average_source = average_source
+        # How many members the bridges stand for, the source included: at least one other for each bridge.
+        self.members = 1 + len(bridges) if members is None else members
+        # What it takes and what its classes are called, where that is known: for whoever runs it later.
+        self.image_shape = None if image_shape is None else tuple(image_shape)
+        self.pixel_range = pixel_range
+        self.class_names = None if class_names is None else tuple(class_names)
+
+    @classmethod
+    def of(cls, *methods: TrainedBridge) -> FastEnsemble:
+        """The network that trained bridges, all of one kind, make with the source they share."""
+        if not methods:
+            raise ValueError("a FastEnsemble was given 0 bridges; it needs at least 1")
+        shared = {(method.source, method.feature, method.average_source) for method in methods}
+        if len(shared) > 1:
+            raise ValueError(
+                "these bridges do not share their kind, source and feature; train them on the same"
+            )
+        ((source, feature, average_source),) = shared
+        others = {network for method in methods for network in method.stands_for()} - {source}
+        bridges = [method.bridge for method in methods]
+        return cls(source, bridges, feature, members=1 + len(others), average_source=average_source)
+
+    def each_bridge(self) -> list[AbstractBridge]:
+        """The bridges, with their type."""
+        return [bridge for bridge in self.bridges if isinstance(bridge, AbstractBridge)]
+
+    def mean(self, logits: Sequence[Tensor]) -> Tensor:
+        """The ensemble's logit, of one prediction too."""
+        return ensemble_logit(torch.stack(list(logits)))
+
+    def fidelity(
+        self,
+        test: Data,
+        *,
+        members: Iterable[nn.Module] | Ensemble,
+        preprocess: Sequence[Preprocess | None] | None = None,
+    ) -> Fidelity:
+        """How near this comes to the real ensemble of `members` on test images, what it costs, and a verdict.
+
+        Labels are not needed; with them the verdict is by NLL. Printed, it is a few lines of text. Members
+        and `preprocess` are those that `compress` had; they are left in evaluation mode.
+        """
+        from ensbridge.evaluation.fidelity import measure_fidelity
+
+        return measure_fidelity(self, test, members, preprocess)
+
+    def save(
+        self,
+        folder: Path | str,
+        *,
+        build: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        image_shape: Sequence[int] | None = None,
+        class_names: Sequence[str] | None = None,
+        scores: Scores | Fidelity | Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the model into a folder that `ensbridge.load` reads; a model there is replaced as a whole.
+
+        `model.safetensors` holds weights and buffers, `config.json` what they belong to, `README.md` is a
+        model card: it has the cost for an image of `image_shape`, such as (3, 32, 32), and the figures of
+        `scores`: what `fidelity` or `evaluate` returned, or the mapping of a `scores.json`. Shape and
+        `class_names` are the model's own unless given. A source of a class that is not ensbridge's can be
+        loaded without being passed again if `build="package.models:make_net"` names the class or function
+        that, with `arguments` in JSON's types, builds it. A `model.onnx` or `model.pt2` of the model that is
+        replaced is removed. While one process saves into a folder, another is refused; an empty `.lock` that
+        this takes stays behind, and is no part of the model.
+
+        >>> import tempfile
+        >>> from ensbridge.bridge import Bridge
+        >>> from ensbridge.models import ResNet, ScoreNet
+        >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
+        >>> fast = FastEnsemble(ResNet((1,), (8,), 3, stem=8), [Bridge(score)], feature="stages.0.0")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fast.save(folder, image_shape=(3, 8, 8))
+        ...     sorted(path.name for path in Path(folder).glob("[!.]*"))
+        ['README.md', 'config.json', 'model.safetensors']
+        """
+        from ensbridge.deploy.saving import save
+
+        save(
+            self,
+            folder,
+            build=build,
+            arguments=arguments,
+            image_shape=image_shape,
+            class_names=class_names,
+            scores=scores,
+        )

@@ -1,0 +1,151 @@
+"""A score network for a feature of any shape, as large as a cost allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.metrics.cost import count_macs
+from ensbridge.models.inverted_residual import conv_bn
+from ensbridge.models.score_net import ScoreNet
+from ensbridge.models.token_score import TokenScore
+
+WIDTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+class MapScore(nn.Module):
+    """A score network of the paper's kind for a map (B, C, H, W) of any number of channels.
+
+    A 1×1 convolution brings the map to `width` channels first, where it has others. `deep` has the paper's
+    eleven blocks, else there are three. With `channels_last` the map is (B, H, W, C), as some transformers
+    have it.
+
+    >>> import torch
+    >>> net = MapScore(classes=3, channels=20, width=8, size=8)
+    >>> net(torch.rand(2, 20, 8, 8), torch.rand(2, 3), torch.ones(2)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        channels: int,
+        width: int,
+        size: int,
+        deep: bool = True,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__()
+        self._arguments = {"classes": classes, "channels": channels, "width": width, "size": size}
+        if min(self._arguments.values()) < 1:
+            raise ValueError(f"a score network was asked for with {self._arguments}; each must be at least 1")
+        self._arguments |= {"deep": deep, "channels_last": channels_last}
+        self.classes, self.channels, self.channels_last = classes, channels, channels_last
+        self.entry = nn.Identity() if channels == width else conv_bn(channels, width, 1)
+        # The paper's proportions; a small map is not halved.
+        first, second = (2 if size >= 8 else 1), (2 if size >= 16 else 1)
+        stages = [(1, width, 1, 1), (3, 3 * width // 2, 1, first), (3, 2 * width, 1, 1)]
+        if deep:
+            stages = [(1, width, 1, 1), (3, 3 * width // 2, 2, first), (3, 2 * width, 3, second)]
+            stages += [(3, 3 * width, 2, 1), (3, 4 * width, 2, 1)]
+        self.score = ScoreNet(classes, width, stages, 4 * width, z_input="none")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What builds this network again, in JSON's types.
+
+        >>> MapScore(3, 20, width=8, size=8).arguments
+        {'classes': 3, 'channels': 20, 'width': 8, 'size': 8, 'deep': True, 'channels_last': False}
+        """
+        return dict(self._arguments)
+
+    def forward(self, h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
+        """ε of shape (B, classes)."""
+        if h.ndim != 4 or h.shape[-1 if self.channels_last else 1] != self.channels:
+            takes = f"H, W, {self.channels}" if self.channels_last else f"{self.channels}, H, W"
+            raise ValueError(f"the feature has shape {tuple(h.shape)}; this score network takes (B, {takes})")
+        if self.channels_last:
+            h = h.movedim(-1, 1)
+        # A source may compute in another type, such as bfloat16.
+        return self.score(self.entry(h.to(self.score.head.weight.dtype)), z_t, t)
+
+
+def has_channels_last(feature: Tensor, images: Tensor) -> bool:
+    """Whether a map lies as (B, H, W, C): that way, and not as (B, C, H, W), it has the images' proportions.
+
+    >>> import torch
+    >>> images = torch.rand(1, 3, 32, 32)
+    >>> has_channels_last(torch.rand(1, 8, 8, 24), images), has_channels_last(torch.rand(1, 24, 8, 8), images)
+    (True, False)
+    """
+    if feature.ndim != 4 or images.ndim != 4:
+        return False
+    height, width = images.shape[2:]
+    first, second, third = feature.shape[1:]
+
+    def alike(h: int, w: int) -> bool:
+        return abs(h * width - w * height) < max(height, width)  # where sizes were halved, they were rounded
+
+    return alike(first, second) and not alike(second, third)
+
+
+def fitting_score(
+    feature: Tensor, classes: int, most_macs: float, channels_last: bool = False
+) -> MapScore | TokenScore | None:
+    """The largest score network for a feature (1, …) that costs at most `most_macs` for one image.
+
+    None where not even one of half the feature's channels, capped at 32, is cheap enough, or where the
+    feature is neither a map, nor tokens, nor a vector.
+
+    >>> import torch
+    >>> score = fitting_score(torch.rand(1, 16, 8, 8), classes=10, most_macs=4e5)
+    >>> type(score).__name__, score.score.channels
+    ('MapScore', 16)
+    """
+    # A feature that even the narrowest are too dear for is left at once: there may be many such.
+    if cheapest_macs(feature, classes, channels_last) > most_macs:
+        return None
+    fitting = [each for each in _priced(feature, classes, channels_last) if each[0] <= most_macs]
+    return max(fitting, key=lambda each: each[0])[1]
+
+
+def cheapest_macs(feature: Tensor, classes: int, channels_last: bool = False) -> float:
+    """What the cheapest score network for a feature (1, …) costs; infinity for an odd shape.
+
+    >>> import torch
+    >>> cheapest_macs(torch.rand(1, 16), classes=10), cheapest_macs(torch.rand(1, 16, 8, 8, 8), classes=10)
+    (984.0, inf)
+    """
+    narrowest = islice(_priced(feature, classes, channels_last), 2)
+    return min((float(macs) for macs, _ in narrowest), default=math.inf)
+
+
+def _priced(
+    feature: Tensor, classes: int, channels_last: bool
+) -> Iterator[tuple[int, MapScore | TokenScore]]:
+    """Every score network that a feature may have, on the CPU wherever that is, with its MACs."""
+    blank = torch.zeros(feature.shape)
+    state, now = torch.zeros(len(blank), classes), torch.ones(len(blank))
+    for score in _candidates(feature.shape, classes, channels_last):
+        yield count_macs(score, blank, state, now), score
+
+
+def _candidates(shape: Sequence[int], classes: int, channels_last: bool) -> Iterator[MapScore | TokenScore]:
+    """Score networks of several widths, two of each, none wider than the paper's: as wide as the feature."""
+    channels = shape[1] if len(shape) == 4 and not channels_last else shape[-1]
+    least = min(32, max(8, channels // 2))
+    for width in WIDTHS:
+        if not least <= width <= max(channels, least):
+            continue
+        if len(shape) == 4:
+            size = min(shape[1:3] if channels_last else shape[2:])
+            yield MapScore(classes, channels, width, size, False, channels_last)
+            yield MapScore(classes, channels, width, size, True, channels_last)
+        elif len(shape) in (2, 3):
+            yield TokenScore(classes, channels, width)
+            yield TokenScore(classes, channels, 2 * width)

@@ -1,0 +1,257 @@
+"""Training steps for a GPU: compiled networks in bf16, launched one by one or captured in one CUDA graph.
+
+A small network on a fast GPU is bound by Python: captured, a whole step is one launch. Its kernels are too
+small to fill the GPU, so much runs beside each other: while a step trains, the next batch is drawn and its
+teachers answer, each teacher on a stream of its own, and so do methods that are trained together.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.methods.base import Batch, JointTraining, Runner
+from ensbridge.models.features import FeatureExtractor
+from ensbridge.training.step import AbstractStep, draw_batch, in_precision, step_seed
+
+Result = TypeVar("Result")
+
+
+class Fetched(NamedTuple):
+    """A batch and what the teachers say of it."""
+
+    images: Tensor
+    labels: Tensor | None
+    answers: Mapping[nn.Module, tuple[Tensor, ...]]  # each network's logits, then its features
+
+    def tensors(self) -> list[Tensor]:
+        """All of it in one list."""
+        given = [] if self.labels is None else [self.labels]
+        return [self.images, *given, *(each for answer in self.answers.values() for each in answer)]
+
+    def clone(self) -> Fetched:
+        """The same in memory of its own."""
+        answers = {net: tuple(each.clone() for each in answer) for net, answer in self.answers.items()}
+        return Fetched(self.images.clone(), None if self.labels is None else self.labels.clone(), answers)
+
+
+class CompiledStep(AbstractStep):
+    """Steps of networks that Inductor compiled, without a look at what they gave until a span's end.
+
+    What changes between steps lives in tensors: image indices, rate, the average's share. A step whose loss
+    or gradient is not finite leaves the weights alone; it is reported at the end of its span. Random draws
+    are those of an eager step.
+    """
+
+    stride = 100
+    found: Sequence[tuple[nn.Module, Callable[..., Any] | None]] = ()  # networks, and how they were called
+
+    @property
+    def bf16(self) -> bool:
+        """Whether networks run in bf16: on a GPU unless the configuration says otherwise."""
+        wanted = self.config.precision
+        return wanted == "bfloat16" or (wanted == "auto" and self.data.images.is_cuda)
+
+    def prepare(self) -> None:
+        """Compile, and run to see that it works."""
+        device = self.data.images.device
+        self.indices = self.config.indices(len(self.data), 0).to(device)
+        self.keeps = [torch.zeros((), device=device) for _ in self.average.rules]
+        self.refused = torch.zeros((), device=device)
+        self.sums: dict[str, Tensor] = {}
+        self.drawing = torch.Generator(device)  # makes the next batch
+        self.generator = torch.Generator(device)  # goes on where the drawing of this batch ended
+        self.fetching, self.teaching, self.training = (_Beside(device) for _ in range(3))
+        self.compile()
+        self.held = self.fetch().clone()
+        self.held_step = -1
+        self.record()
+        self._look()
+
+    def compile(self) -> None:
+        """Have the networks compiled when they run first."""
+        _set_up_compiler()
+        self.found = [(network, network._compiled_call_impl) for network in self.method.networks()]
+        for network, _ in self.found:
+            network.compile(dynamic=False)
+        self.runners: dict[nn.Module, Runner] = {}
+        for network, features in self.taps.items():
+            own = in_bf16(network) if self.bf16 else copy.deepcopy(network)
+            self.runners[network] = torch.compile(FeatureExtractor(own, *features), dynamic=False)
+
+    def record(self) -> None:
+        """Run a step as all will run."""
+        self.step()
+        self.launch: Callable[[], None] = self.step
+
+    def run(self, start: int, stop: int) -> dict[str, float]:
+        """Run a span of steps and look once at what they gave."""
+        indices = torch.stack([self.config.indices(len(self.data), step) for step in range(start, stop + 1)])
+        indices = indices.to(self.indices.device)
+        if self.held_step != start:
+            self._draw_next(start, indices[0])
+            self.hold(self.fetch())
+        for step in range(start, stop):
+            self.generator.set_state(self.drawing.get_state())
+            self._draw_next(step + 1, indices[step + 1 - start])
+            self.optimizers.set_rates(step)
+            for keep, value in zip(self.keeps, self.average.keeps(step), strict=True):
+                keep.fill_(value)
+            self.launch()
+        self.held_step = stop
+        sums, refused = self._look()
+        if refused:
+            wrong = [name for name, value in sums.items() if name != "loss" and not math.isfinite(value)]
+            named = f" of {', '.join(wrong)}" if wrong else ""
+            raise self.refusal(f"the loss{named} or a gradient is not finite at steps {start + 1} to {stop}")
+        return sums
+
+    def close(self) -> None:
+        """Forget the compiled networks and what the optimisers were told."""
+        for network, call in self.found:
+            network._compiled_call_impl = call
+        for optimizer, _ in self.optimizers.parts.values():
+            vars(optimizer).pop("found_inf", None)
+
+    def step(self) -> None:
+        """One step, as a graph may hold it: nothing in it waits for the GPU."""
+        (fetched,) = self.fetching.start([self.fetch])
+        with in_precision(self.held.images, self.bf16):
+            losses = self._losses(self.held)
+        loss = torch.stack(list(losses.values())).sum()
+        self.optimizers.zero_grad()
+        loss.backward()
+        self.training.join()  # the backward pass runs where the forward pass ran
+        bad = (~torch.isfinite(loss + self.optimizers.gradient_norm())).float()
+        if loss.is_cuda:
+            self.optimizers.step(refuse=bad)
+        elif not bad:
+            self.optimizers.step()
+        self.average.follow(self.keeps)
+        self.refused += bad
+        for name, each in losses.items():
+            self.sums.setdefault(name, torch.zeros_like(each.detach())).add_(each.detach())
+        self.fetching.join()
+        self.hold(fetched)
+
+    def fetch(self) -> Fetched:
+        """The batch of the images at `indices`, with the teachers' answers."""
+        batch = draw_batch(self.data, self.config, self.indices, self.drawing, self.taps)
+        with torch.no_grad(), in_precision(batch.images, self.bf16):
+            passes = [lambda run=run: run(batch.images) for run in self.runners.values()]
+            answers = self.teaching.start(passes)
+        self.teaching.join()
+        return Fetched(batch.images, batch.labels, dict(zip(self.runners, answers, strict=True)))
+
+    def hold(self, fetched: Fetched) -> None:
+        """Make this the batch of the next step."""
+        for mine, new in zip(self.held.tensors(), fetched.tensors(), strict=True):
+            mine.copy_(new)
+
+    def _losses(self, held: Fetched) -> dict[str, Tensor]:
+        known: dict[nn.Module, Runner] = {
+            network: lambda _, answer=answer: answer for network, answer in held.answers.items()
+        }
+        batch = Batch(held.images, held.labels, self.generator, self.taps, known)
+        if not isinstance(self.method, JointTraining):
+            return self.method.losses(batch)
+        methods = self.method.methods
+        losses = self.training.start([lambda one=one: one.loss(batch) for one in methods.values()])
+        self.training.join()
+        return dict(zip(methods, losses, strict=True))
+
+    def _draw_next(self, step: int, indices: Tensor) -> None:
+        """Have the next batch be that of a step."""
+        self.indices.copy_(indices)
+        self.drawing.manual_seed(step_seed(self.config, step))
+
+    def _look(self) -> tuple[dict[str, float], float]:
+        """The losses' sums and how many steps were refused since the last look."""
+        found = {name: each.item() for name, each in self.sums.items()}, self.refused.item()
+        for each in (*self.sums.values(), self.refused):
+            each.zero_()
+        return found
+
+
+class CapturedStep(CompiledStep):
+    """Compiled steps as one CUDA graph."""
+
+    def record(self) -> None:
+        """Warm up on a stream aside, as a capture needs, and capture."""
+        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                self.step()
+        current.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        for generator in (self.drawing, self.generator):
+            graph.register_generator_state(generator)
+        try:
+            # Another thread may train meanwhile, and allocate.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.step()
+        except Exception as error:
+            # What is left of a failed capture: its stream, and the device's generator that waits for its end.
+            torch.cuda.set_stream(current)
+            waiting = torch.cuda.default_generators[current.device_index]
+            waiting.graphsafe_set_state(waiting.clone_state())
+            raise RuntimeError(f"a capture failed: {error.__context__ or error}") from error
+        self.launch = graph.replay
+
+
+class _Beside:
+    """Runs functions on a stream each; on the CPU one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.streams: list[torch.cuda.Stream] = []
+
+    def start(self, functions: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Their results, which the current stream may use after `join`."""
+        if self.device.type != "cuda":
+            return [function() for function in functions]
+        while len(self.streams) < len(functions):
+            self.streams.append(torch.cuda.Stream(self.device))
+        results = []
+        for stream, function in zip(self.streams, functions, strict=True):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                results.append(function())
+        return results
+
+    def join(self) -> None:
+        """Have the current stream wait for all."""
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
+
+
+def in_bf16(network: nn.Module) -> nn.Module:
+    """A copy whose convolutions and linear layers hold the bf16 weights that autocast makes of them.
+
+    >>> in_bf16(nn.Sequential(nn.Linear(1, 1), nn.LayerNorm(1)))[0].weight.dtype
+    torch.bfloat16
+    """
+    network = copy.deepcopy(network)
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            module.to(torch.bfloat16)
+    return network
+
+
+def _set_up_compiler() -> None:
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    with suppress(AttributeError):  # other releases have no such switch
+        # Inductor of torch 2.11 trips over the backward of filter response normalisation with this on.
+        inductor.triton.mix_order_reduction = False
+    with suppress(AttributeError):
+        # Every network and batch size is a compilation of the same function, which is no reason to give up.
+        dynamo.recompile_limit = max(dynamo.recompile_limit, 64)

@@ -1,0 +1,242 @@
+"""`fit`: one flat loop that can be killed at any step and goes on when run again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ensbridge.data.loader import ImageSet, as_image_set
+from ensbridge.methods.base import AbstractTrainable, Batch, taps_of
+from ensbridge.training.checkpoint import Checkpoint, RunFolder, checkpoint_path
+from ensbridge.training.config import FitConfig, describe_config
+from ensbridge.training.distributed import Engine
+from ensbridge.training.distributed_step import SharedStep
+from ensbridge.training.ema import Average
+from ensbridge.training.optimizers import Configs, Optimizers, shared_config
+from ensbridge.training.state import State, most_bytes, read_step, trained_weights
+from ensbridge.training.step import AbstractStep
+from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
+
+Progress = Callable[[int, int, float], None]
+"""Called as progress(step, total_steps, loss), after each step or, on a GPU, each span of them; once, with a
+loss of nan, where an earlier run had done everything."""
+
+
+class Unfinished(ValueError):
+    """A run that was to be loaded has not been trained to its end."""
+
+
+class OutOfTime(Unfinished):
+    """A run that stopped at a checkpoint because its time was up."""
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a call of `fit` did."""
+
+    steps: int
+    resumed_from: int
+    loss: float  # mean since the last log line, nan when nothing was left to do
+
+
+def fit(
+    method: AbstractTrainable,
+    train: ImageSet | Tensor | tuple[Tensor, Tensor],
+    config: Configs,
+    run_dir: Path | str | None = None,
+    progress: Progress | None = None,
+    *,
+    step: StepKind | None = None,
+    deadline: float | None = None,
+    engine: Engine | None = None,
+) -> FitResult:
+    """Train a method's student in place; on a folder that holds a part of the run, go on from there.
+
+    Killed at any moment and run again, it ends on the CPU with the same weights to the bit. The student is
+    left in evaluation mode, with its averaged weights where the method asks for an average. The methods of a
+    `JointTraining` may have a configuration each, by name, which agree in all that decides the batches. Data
+    on a GPU is trained with "captured" steps, compiled and in a CUDA graph; where that fails, a warning says
+    why and "compiled" ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one
+    kind and no other.
+    A checkpoint is written as often as the configuration says, and whenever half a minute has passed. At the
+    `deadline`, a moment of `time.monotonic()`, one more is written and `OutOfTime` is raised; the student is
+    then left as it would be at the end of training, with its averaged weights.
+    With an `engine` this process is one of several that train the same student: each takes its slice of
+    every batch, steps are eager, and the first process keeps the folder.
+
+    >>> from ensbridge.methods import DeepEnsemble
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    >>> images = torch.rand(32, 1, 2, 2)
+    >>> data = (images, (images.mean((1, 2, 3)) > 0.5).long())
+    >>> fit(DeepEnsemble([net]), data, FitConfig(epochs=4, batch_size=8, lr=0.1)).steps
+    16
+    """
+    data, own = as_image_set(train), shared_config(method, config)
+    total = own.total_steps(len(data))
+    _try_teachers(method, data)
+    kinds = step_kinds(step, data.images.device) if engine is None else _only_eager(step)
+    student = method.student.train()
+    described = _describe(method, data, config) if engine or run_dir is not None else {}
+    if engine:
+        engine.begin(student, described)
+    optimizers = Optimizers(method, config, total, captured=data.images.is_cuda)
+    average = Average(student, method.averages())
+    state = State(student, optimizers, average)
+    folder: RunFolder | None = None
+
+    def take_up() -> Checkpoint | None:
+        nonlocal folder
+        folder = None if run_dir is None else RunFolder(run_dir, described)
+        return folder.newest(most_bytes(student, average)) if folder else None
+
+    found = engine.from_first(take_up) if engine else take_up()
+    if found:
+        state.take_up(found)
+    if folder:
+        folder.rewind_log(state.step)
+    run = _Run(own, total, state, folder, run_dir, progress, deadline, engine)
+    begun = state.step
+    stepper: AbstractStep | None = None
+    try:
+        with torch.enable_grad():  # wherever it is called
+            if begun < total:
+                parts = method, data, own, optimizers, average
+                if engine:
+                    stepper = SharedStep(engine, *parts)
+                    stepper.prepare()
+                else:
+                    stepper = steps_that_work(kinds, parts, state.put_back())
+            if found:
+                state.load(found.tensors)
+            loss = run.go(stepper)
+    finally:
+        if stepper:
+            stepper.close()
+        student.eval()
+    if engine:
+        engine.wait()  # for the last checkpoint
+    state.settle()
+    return FitResult(total, begun, loss)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A training under way: what is written and said of it between two spans of steps."""
+
+    config: FitConfig
+    total: int
+    state: State
+    folder: RunFolder | None  # of the process that writes
+    run_dir: Path | str | None
+    progress: Progress | None
+    deadline: float | None
+    engine: Engine | None
+
+    def go(self, stepper: AbstractStep | None) -> float:
+        """Take all steps that are left; the mean loss since the last log line, nan where there were none."""
+        state, loss = self.state, math.nan
+        if self.progress and state.step == self.total:
+            self.progress(self.total, self.total, loss)
+        while stepper and state.step < self.total:
+            stop = min(state.step + stepper.stride, self.total, *_next_marks(self.config, state.step))
+            state.add(stepper.run(state.step, stop), stop)
+            loss = sum(state.means().values())
+            self._write(stop, loss)
+            if self.progress:
+                self.progress(stop, self.total, loss)
+        return loss
+
+    def _write(self, stop: int, loss: float) -> None:
+        """Write what is due after a step; at the deadline the last, and no more."""
+        config, state, last = self.config, self.state, stop == self.total
+        if self.run_dir is not None and (last or stop % config.log_every == 0):
+            if self.folder:
+                line = {"step": stop, "images": stop * config.batch_size, "loss": loss}
+                self.folder.log(line | ({"losses": state.means()} if len(state.sums) > 1 else {}))
+            state.forget()
+        late = self._is_late(stop)
+        if self.folder and (late or last or stop % config.checkpoint_every == 0 or self.folder.is_due()):
+            state.save(self.folder)
+        if late:
+            state.settle()
+            if self.engine:
+                self.engine.wait()  # for the checkpoint
+            where = "it" if self.run_dir is None else Path(self.run_dir)
+            raise OutOfTime(f"{where} is at step {stop} of {self.total}")
+
+    def _is_late(self, stop: int) -> bool:
+        if self.deadline is None:
+            return False
+        late = stop < self.total and time.monotonic() >= self.deadline
+        return self.engine.any(late) if self.engine else late
+
+
+def load_trained(
+    method: AbstractTrainable,
+    train: ImageSet | Tensor | tuple[Tensor, Tensor],
+    config: Configs,
+    run_dir: Path | str,
+    engine: Engine | None = None,
+) -> None:
+    """Load the weights that `fit` left in a folder; where it is not finished, raises `Unfinished`."""
+    data = as_image_set(train)
+    total = shared_config(method, config).total_steps(len(data))
+    student = method.student
+    weights = Average(student, method.averages())
+
+    def read() -> dict[str, Tensor]:
+        if not seems_finished(run_dir, shared_config(method, config), len(data)):
+            raise Unfinished(f"{run_dir} is not finished")
+        found = RunFolder(run_dir, _describe(method, data, config)).newest(most_bytes(student, weights))
+        step = 0 if found is None else read_step(found, total)
+        if found is None or step < total:
+            raise Unfinished(f"{run_dir} is at step {step} of {total}")
+        return trained_weights(found, student, weights)
+
+    student.load_state_dict(engine.from_first(read) if engine else read())
+    student.eval()
+
+
+def seems_finished(run_dir: Path | str, config: FitConfig, images: int) -> bool:
+    """Whether a folder holds the last checkpoint of a run on so many images, whole or damaged."""
+    return checkpoint_path(Path(run_dir), config.total_steps(images)).exists()
+
+
+def _only_eager(wish: StepKind | None) -> tuple[StepKind]:
+    """The kind of step that several processes take."""
+    if wish not in (None, "eager"):
+        raise ValueError(f"step is {wish!r}; several processes take 'eager' ones only, so leave it out")
+    return ("eager",)
+
+
+def _try_teachers(method: AbstractTrainable, data: ImageSet) -> None:
+    """Run one image through the teachers: what cannot work says so before anything is written."""
+    image = data.batch(torch.zeros(1, dtype=torch.long, device=data.images.device))[0]
+    taps, own = taps_of(method.teachers()), set(method.student.modules())
+    for network in taps:
+        if own & set(network.modules()):
+            raise ValueError("a teacher is part of the student; give the student a network of its own")
+        network.eval()
+    batch = Batch(image, None, taps=taps)
+    for ensemble, feature in method.teachers():
+        batch.member_logits(ensemble) if feature is None else batch.teacher_outputs(ensemble, feature)
+
+
+def _next_marks(config: FitConfig, step: int) -> tuple[int, ...]:
+    """The next steps at which something is written."""
+    return tuple(step - step % every + every for every in (config.log_every, config.checkpoint_every))
+
+
+def _describe(method: AbstractTrainable, data: ImageSet, config: Configs) -> dict[str, object]:
+    """What makes a run this run; how often it is saved and logged does not."""
+    if isinstance(config, FitConfig):
+        fit_config: dict[str, object] = describe_config(config)
+    else:
+        fit_config = {name: describe_config(each) for name, each in config.items()}
+    return {"fit": fit_config, "data": data.fingerprint(), "method": method.describe()}

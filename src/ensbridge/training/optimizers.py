@@ -1,0 +1,149 @@
+"""The optimisers of a run: one for the whole student, or one for each of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.methods.base import AbstractTrainable
+from ensbridge.training.config import FitConfig
+from ensbridge.utils.text import short
+
+Configs = FitConfig | Mapping[str, FitConfig]
+_MEMORY = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}  # of each weight
+
+
+def shared_config(method: AbstractTrainable, config: Configs) -> FitConfig:
+    """The configuration whose batches all methods share; several that do not share them are refused."""
+    if isinstance(config, FitConfig):
+        return config
+    names = list(method.parts)
+    if not config or set(config) != set(names):
+        raise ValueError(
+            f"configurations are for {', '.join(config)}; the methods are {', '.join(names) or 'one'}: "
+            "give each method of JointTraining one, or one for all"
+        )
+    first = config[names[0]]
+    for name in names:
+        if field := first.other_batches(config[name]):
+            raise ValueError(
+                f"{names[0]} and {name} are trained together and differ in {field}; make it the same"
+            )
+    return first
+
+
+class Optimizers:
+    """Optimisers with their rates; a captured step needs rates on the device and fused kernels.
+
+    >>> from ensbridge.methods import DeepEnsemble
+    >>> method = DeepEnsemble([nn.Linear(2, 2)])
+    >>> optimizers = Optimizers(method, FitConfig(epochs=1, batch_size=1, lr=0.5), total=2)
+    >>> optimizers.set_rates(1)
+    >>> round(optimizers.rate, 3)
+    0.25
+    """
+
+    def __init__(
+        self, method: AbstractTrainable, config: Configs, total: int, captured: bool = False
+    ) -> None:
+        self.total = total
+        configs = {"": config} if isinstance(config, FitConfig) else config
+        self.parts = {
+            name: (_optimizer(own, method.student.get_submodule(name), captured), own)
+            for name, own in configs.items()
+        }
+
+    @property
+    def rate(self) -> float:
+        """The first optimiser's learning rate."""
+        optimizer, _ = next(iter(self.parts.values()))
+        return float(optimizer.param_groups[0]["lr"])
+
+    def set_rates(self, step: int) -> None:
+        """Set the rates of a step, in place where they live on a device."""
+        for optimizer, config in self.parts.values():
+            rate = config.lr_at(step, self.total)
+            for group in optimizer.param_groups:
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for optimizer, _ in self.parts.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def step(self, refuse: Tensor | None = None) -> None:
+        """Update the weights, unless `refuse`, a number on the device, is not 0."""
+        for optimizer, _ in self.parts.values():
+            if refuse is not None:
+                # Fused kernels take these as a gradient scaler would set them, and skip the update.
+                optimizer.found_inf, optimizer.grad_scale = refuse, None  # type: ignore[attr-defined]
+            optimizer.step()
+
+    def gradient_norm(self) -> Tensor:
+        """The norm of all gradients."""
+        groups = [group for optimizer, _ in self.parts.values() for group in optimizer.param_groups]
+        return nn.utils.get_total_norm(
+            [weight.grad for group in groups for weight in group["params"] if weight.grad is not None]
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The optimisers' memory under names of its parts."""
+        return {
+            f"{name}/{index}/{key}": value
+            for name, (optimizer, _) in self.parts.items()
+            for index, memory in optimizer.state_dict()["state"].items()
+            for key, value in memory.items()
+            if value is not None
+        }
+
+    def check(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Refuse, with ValueError, tensors that cannot be the memory of these optimisers at a step."""
+        weights = {
+            (name, str(index)): (weight, _MEMORY[config.optimizer])
+            for name, (optimizer, config) in self.parts.items()
+            for index, weight in enumerate(optimizer.param_groups[0]["params"])
+        }
+        found: dict[tuple[str, str], dict[str, Tensor]] = {}
+        for path, tensor in tensors.items():
+            name, index, key = ["", "", *path.rsplit("/", 2)][-3:]
+            found.setdefault((name, index), {})[key] = tensor
+        for place, memory in found.items():
+            weight, keys = weights.get(place, (None, set()))
+            if weight is None or memory.keys() != keys:
+                raise ValueError(f"optimizer{'/'.join(place)} has {short(sorted(memory))}")
+            for key, tensor in memory.items():
+                fits = (tensor.shape, tensor.dtype) == (weight.shape, weight.dtype)
+                if key == "step":
+                    fits = tensor.is_floating_point() and tensor.ndim == 0 and 0 <= float(tensor) <= step
+                if not fits:
+                    raise ValueError(f"optimizer{'/'.join(place)}/{key} does not fit its weight")
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up saved memory, in place where there is some: a captured step goes on using it."""
+        saved: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in self.parts}
+        for path, tensor in tensors.items():
+            name, index, key = path.rsplit("/", 2)
+            saved[name].setdefault(int(index), {})[key] = tensor
+        for name, (optimizer, _) in self.parts.items():
+            there = optimizer.state_dict()
+            if not there["state"]:
+                optimizer.load_state_dict({"state": saved[name], "param_groups": there["param_groups"]})
+            for index, memory in there["state"].items():
+                for key, tensor in memory.items():
+                    old = saved[name].get(index, {}).get(key)
+                    if isinstance(tensor, Tensor):
+                        tensor.zero_() if old is None else tensor.copy_(old)
+
+
+def _optimizer(config: FitConfig, student: nn.Module, captured: bool) -> torch.optim.Optimizer:
+    parameters = [weight for weight in student.parameters() if weight.requires_grad]
+    lr = torch.tensor(config.lr, device=parameters[0].device) if captured else config.lr
+    decay, fused = config.weight_decay, captured or None
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=lr, weight_decay=decay, fused=fused, capturable=captured)
+    return torch.optim.SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=decay, fused=fused)

@@ -1,0 +1,153 @@
+"""Training steps, of which this is the plain way, on any device.
+
+A step draws its batch, augments it, runs forward and backward, updates the weights and their average.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.data.loader import ImageSet
+from ensbridge.methods.base import AbstractTrainable, Batch, Runner, taps_of
+from ensbridge.training.config import FitConfig, derive_seed
+from ensbridge.training.ema import Average
+from ensbridge.training.optimizers import Optimizers
+
+Buffers = Sequence[tuple[Tensor, Tensor]]  # running statistics, and how they were before a step
+
+
+class AbstractStep(ABC):
+    """Steps of one run, asked for in spans; `stride` is the longest span that is worth asking for."""
+
+    stride: int
+
+    def __init__(
+        self,
+        method: AbstractTrainable,
+        data: ImageSet,
+        config: FitConfig,
+        optimizers: Optimizers,
+        average: Average,
+    ) -> None:
+        self.method, self.data, self.config = method, data, config
+        self.optimizers, self.average = optimizers, average
+        self.taps = taps_of(method.teachers())
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make ready what steps need, once; weights and memory may change, which the caller puts back."""
+
+    @abstractmethod
+    def run(self, start: int, stop: int) -> dict[str, float]:
+        """Run steps start … stop - 1 and return the sums of their losses."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the networks as they were found, but for their weights."""
+
+    def check_losses(self, values: Mapping[str, float], step: int, buffers: Buffers) -> None:
+        """Refuse a step whose loss is not finite, with running statistics put back."""
+        for name, value in values.items():
+            if not math.isfinite(value):
+                put_back(buffers)
+                named = "" if name == "loss" else f" of {name}"
+                raise self.refusal(f"the loss{named} is {value} at step {step + 1}")
+
+    def check_gradients(self, step: int, buffers: Buffers) -> None:
+        """Refuse a step whose gradient is not finite, with running statistics put back."""
+        if not bool(self.optimizers.gradient_norm().isfinite()):
+            put_back(buffers)
+            raise self.refusal(f"a gradient is not finite at step {step + 1}")
+
+    def refusal(self, problem: str) -> FloatingPointError:
+        """The error of a step that must not be taken."""
+        return FloatingPointError(
+            f"{problem}; the weights were left as they were before it: lower lr "
+            f"(now {self.optimizers.rate:.3g}), in a folder of its own, or look at the data"
+        )
+
+
+class EagerStep(AbstractStep):
+    """Plain steps, each a function of the seed and its number, so that a resumed run repeats them."""
+
+    stride = 1
+
+    def prepare(self) -> None:
+        """Nothing is needed."""
+
+    def close(self) -> None:
+        """Nothing was changed."""
+
+    def run(self, start: int, stop: int) -> dict[str, float]:
+        """Run a span of steps."""
+        return sum_losses(self._step(step) for step in range(start, stop))
+
+    def _step(self, step: int) -> dict[str, float]:
+        self.optimizers.set_rates(step)
+        device = self.data.images.device
+        generator = torch.Generator(device).manual_seed(step_seed(self.config, step))
+        indices = self.config.indices(len(self.data), step).to(device)
+        buffers = [(buffer, buffer.clone()) for buffer in self.method.student.buffers()]
+        batch = draw_batch(self.data, self.config, indices, generator, self.taps)
+        with in_precision(batch.images, self.config.precision == "bfloat16"):
+            losses = self.method.losses(batch)
+        values = {name: loss.item() for name, loss in losses.items()}
+        self.check_losses(values, step, buffers)
+        self.optimizers.zero_grad()
+        torch.stack(list(losses.values())).sum().backward()
+        self.check_gradients(step, buffers)
+        self.optimizers.step()
+        self.average.follow(self.average.keeps(step))
+        return values
+
+
+def sum_losses(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The losses of several steps, summed by name.
+
+    >>> sum_losses([{"a": 1.0, "b": 2.0}, {"a": 0.5, "b": 1.0}])
+    {'a': 1.5, 'b': 3.0}
+    """
+    sums: dict[str, float] = {}
+    for losses in steps:
+        for name, value in losses.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def put_back(buffers: Buffers) -> None:
+    """Restore running statistics, which move in the forward pass."""
+    for buffer, before in buffers:
+        buffer.copy_(before)
+
+
+def in_precision(images: Tensor, bf16: bool) -> torch.autocast | nullcontext[None]:
+    """Where networks run: under autocast to bf16, which keeps float32 where it matters, or as they are."""
+    if not bf16:
+        return nullcontext()
+    # A cache of weights would outlive a capture.
+    return torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False)
+
+
+def step_seed(config: FitConfig, step: int) -> int:
+    """What the draws of a step begin with."""
+    return derive_seed(config.seed, "step", step)
+
+
+def draw_batch(
+    data: ImageSet,
+    config: FitConfig,
+    indices: Tensor,
+    generator: torch.Generator,
+    taps: Mapping[nn.Module, tuple[str, ...]],
+    runners: Mapping[nn.Module, Runner] | None = None,
+) -> Batch:
+    """The augmented batch of the images at `indices`."""
+    images, labels = data.batch(indices)
+    images = config.augment(images, generator).contiguous()
+    return Batch(images, labels, generator, taps, runners or {})
