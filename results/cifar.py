@@ -119,7 +119,7 @@ def measure(
     """Scores on validation and, where all is chosen, on the test set; log-probabilities beside them."""
     for part, held in (("validation", data.val), ("test", data.test))[: 2 if final else 1]:
         scores = evaluate(
-            {**ensemble.ladder(), **models},
+            {**ensemble.by_size(), **models},
             held,
             data.val,
             reference=ensemble,

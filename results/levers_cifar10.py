@@ -267,7 +267,7 @@ def main() -> None:
     data = load(options.data, options.limit)
     options.out.mkdir(parents=True, exist_ok=True)
     ensemble = load_members(options.weights)
-    report(ensemble.ladder(), data.val, options.out, "members")
+    report(ensemble.by_size(), data.val, options.out, "members")
     for number, inputs in enumerate(options.inputs):
         options.mixup, options.cutmix = (float(each) for each in inputs.split(","))
         name = f"mixup{options.mixup:g}-cutmix{options.cutmix:g}{'-joint' if options.joint else ''}"

@@ -67,7 +67,7 @@ from ensbridge.methods.base import AbstractMethod
 from ensbridge.metrics import accuracy, nll
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.training.config import FitConfig, OwnOrders, derive_seed
+from ensbridge.training.config import FitConfig, PerMemberShuffle, derive_seed
 from ensbridge.training.distill import distill_together
 from ensbridge.training.fit import fit
 
@@ -93,7 +93,7 @@ def train_members(data: Splits, out: Path, options: argparse.Namespace) -> None:
         seeded = replace(config, seed=seeds[group[0]])
         methods = {str(index): DeepEnsemble([nets[index]]) for index in group}
         if options.own_orders:
-            seeded = OwnOrders.of(seeded, [seeds[index] for index in group])
+            seeded = PerMemberShuffle.of(seeded, [seeds[index] for index in group])
             methods = {
                 str(index): DeepEnsemble([nets[index]], part=(part, len(group)))
                 for part, index in enumerate(group)
@@ -255,7 +255,7 @@ def rows_of(bridges: dict[tuple[int, ...], DiffusionBridge], kl: str) -> dict[st
 def measure_corrupted(data: Splits, out: Path, weights: Path, folder: Path) -> None:
     """Members, the zoo's models and, where their weights lie in the folder, control, ED and two BN medium."""
     ensemble = load_members(weights).first(3)
-    models: dict[str, torch.nn.Module] = {**ensemble.ladder()}
+    models: dict[str, torch.nn.Module] = {**ensemble.by_size()}
     for name, what in (("zoo:cifar10", "+1 DBN ({})"), ("zoo:cifar10-2", "+2 DBN ({})")):
         fast = load_model(name).to(DEVICE)
         models[what.format(kl_of(fast))] = fast

@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 
 from ensbridge.data import ImageSet, Splits
-from ensbridge.data.dataset_info import KNOWN
+from ensbridge.data.dataset_info import DATASETS
 from ensbridge.experiments import evaluate_run, train_recipe
 from ensbridge.experiments.plan import RECIPES
 from ensbridge.training.config import FitConfig
 
 
 def made_up(name: str, images: int) -> Splits:
-    known, draws = KNOWN[name], torch.Generator().manual_seed(0)
+    known, draws = DATASETS[name], torch.Generator().manual_seed(0)
     parts = []
     for _ in range(3):
         pixels = torch.randint(0, 256, (images, *known.shape), generator=draws, dtype=torch.uint8)

@@ -1,8 +1,8 @@
 """What a share of the source's own logits adds to a temperature: fitted on validation, measured on test.
 
-    python results/source_share.py RUN...                 # folders of `ensbridge quickstart`
-    python results/source_share.py --cifar10 DATA.npz     # the models of the zoo
-    python results/source_share.py --cifar10 DATA.npz --corrupted CIFAR-10-C [--images 1000]
+    python results/source_logit_weight.py RUN...                 # folders of `ensbridge quickstart`
+    python results/source_logit_weight.py --cifar10 DATA.npz     # the models of the zoo
+    python results/source_logit_weight.py --cifar10 DATA.npz --corrupted CIFAR-10-C [--images 1000]
 
 For each bridge of one step: accuracy and NLL as trained, with a temperature, and with temperature and share,
 the last one's gain in NLL image by image, and both numbers. Corrupted, the first so many images are taken,
@@ -28,7 +28,14 @@ from ensbridge.deploy.saving import load as load_model
 from ensbridge.evaluation.predict import predict_each
 from ensbridge.experiments import Plan
 from ensbridge.experiments.threads import Silent
-from ensbridge.metrics import accuracy, fit_share, fit_temperature, nll, nll_per_image, standard_error
+from ensbridge.metrics import (
+    accuracy,
+    fit_source_logit_weight,
+    fit_temperature,
+    nll,
+    nll_per_image,
+    standard_error,
+)
 from ensbridge.models.calibration import calibrated
 from ensbridge.utils.files import read_json
 
@@ -45,7 +52,7 @@ def show(models: Mapping[str, nn.Module], source: nn.Module, val: ImageSet, test
         name: (
             (1.0, 0.0),
             (fit_temperature(held[name], val.labels), 0.0),
-            fit_share(held[name], held["source"], val.labels),
+            fit_source_logit_weight(held[name], held["source"], val.labels),
         )
         for name in models
     }

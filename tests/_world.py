@@ -34,7 +34,7 @@ from ensbridge.methods.base import Teacher
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.training import FitConfig, fit
 from ensbridge.training.distributed import Engine, join
-from ensbridge.training.fit import OutOfTime
+from ensbridge.training.fit import TimeBudgetExceeded
 
 FABRIC = next(
     (name for name in ("lightning_fabric", "lightning.fabric") if find_spec(name.split(".")[0])), None
@@ -231,7 +231,7 @@ def run_late(engine: Engine, rank: int, folder: Path) -> str:
             deadline=deadline,
             engine=engine,
         )
-    except OutOfTime as error:
+    except TimeBudgetExceeded as error:
         return f"{error}; {[path.name for path in _runs.checkpoints(folder)]}"
     return "trained"
 
@@ -243,10 +243,10 @@ def fail_apart(engine: Engine) -> str:
         if engine.rank == 1:
             raise ValueError("the images went away; bring them back")
         while True:
-            engine.look()
+            engine.check_peers()
             time.sleep(0.01)
 
-    engine.apart(work, late=OutOfTime)
+    engine.run_independently(work, late=TimeBudgetExceeded)
     return "done"
 
 
@@ -256,12 +256,12 @@ def late_apart(engine: Engine) -> str:
 
     def work() -> None:
         if engine.rank == 1:
-            raise OutOfTime("member-2 is at step 3 of 9")
+            raise TimeBudgetExceeded("member-2 is at step 3 of 9")
         time.sleep(0.2)
         saved.append(1)
 
-    with suppress(OutOfTime):
-        engine.apart(work, late=OutOfTime)
+    with suppress(TimeBudgetExceeded):
+        engine.run_independently(work, late=TimeBudgetExceeded)
         return "done"
     return f"late, {len(saved)} saved"
 

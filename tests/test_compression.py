@@ -18,7 +18,7 @@ import _tiny
 import ensbridge as eb
 from ensbridge._compress import compress
 from ensbridge.metrics.cost import count_macs
-from ensbridge.models.feature_choice import choose_site, walk_features
+from ensbridge.models.feature_choice import choose_feature, walk_features
 from ensbridge.models.sizing import MapScore, fitting_score
 from ensbridge.models.token_score import TokenScore
 
@@ -129,10 +129,12 @@ def test_calibration_takes_a_share_of_the_source_where_that_holds_on_other_image
         labels = torch.multinomial(probabilities, 1, generator=_tiny.generator(0))[:, 0]
         fast = quick(members, val=(images, labels), feature="stages.0.0", quiet=False)
         said = capsys.readouterr().err
-        assert (fast.source_share != 0) == shared == (" of the source's logits: validation NLL" in said)
+        assert (
+            (fast.source_logit_weight != 0) == shared == (" of the source's logits: validation NLL" in said)
+        )
         few = quick(members, val=(images[:99], labels[:99]), feature="stages.0.0")
-        assert few.source_share == 0
-    assert plain.source_share == 0
+        assert few.source_logit_weight == 0
+    assert plain.source_logit_weight == 0
 
 
 # ------------------------------------------------------------------------------ where bridges read
@@ -140,14 +142,14 @@ def test_calibration_takes_a_share_of_the_source_where_that_holds_on_other_image
 
 def test_the_earliest_block_that_fits_is_chosen_and_the_cost_is_what_it_says() -> None:
     source, image = eb.nets.ResNet.resnet32x2(10), torch.rand(1, 3, 32, 32)
-    site = choose_site(source, image, None, budget=1.2)
+    site = choose_feature(source, image, None, budget=1.2)
     assert site.feature == "stages.0.0"
     members = [source, eb.nets.ResNet.resnet32x2(10)]
     bridge = eb.methods.DiffusionBridge(eb.Ensemble(members), site.score, site.feature, loss="kl")
     whole = count_macs(eb.FastEnsemble.of(bridge), image) / count_macs(source, image)
     assert site.macs_ratio == pytest.approx(whole, rel=1e-9)
     assert whole <= 1.2
-    tight = choose_site(source, image, None, budget=1.012)
+    tight = choose_feature(source, image, None, budget=1.012)
     names = [each.name for each in walk_features(source, image)]
     assert names.index(tight.feature) > names.index("stages.0.0")
     assert tight.macs_ratio <= 1.012

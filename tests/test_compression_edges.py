@@ -55,7 +55,10 @@ def test_it_trains_where_gradients_are_off(under: Callable[[], Any]) -> None:
         found = eb.compress(made, IMAGES.clone(), (IMAGES.clone(), LABELS.clone()), **QUICK)
         assert not torch.is_grad_enabled()
     assert _tiny.same(found.state_dict(), expected.state_dict())
-    assert (found.temperature, found.source_share) == (expected.temperature, expected.source_share)
+    assert (found.temperature, found.source_logit_weight) == (
+        expected.temperature,
+        expected.source_logit_weight,
+    )
     assert all(weight.requires_grad for weight in found.bridges.parameters())
 
 

@@ -122,3 +122,14 @@ def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 _FIELDS = {"rivals_of": "baselines_for", "level_rivals": "match_compute"}
+
+
+def upgrade_model(config: dict[str, Any]) -> dict[str, Any]:
+    """The decoded config.json of a saved model with the names of today.
+
+    >>> upgrade_model({"source_share": 0.25})
+    {'source_logit_weight': 0.25}
+    """
+    return {
+        "source_logit_weight" if name == "source_share" else name: value for name, value in config.items()
+    }

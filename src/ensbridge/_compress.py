@@ -26,11 +26,11 @@ from ensbridge.metrics import fit_temperature, nll
 from ensbridge.models.calibration import calibrated, fit_calibration
 from ensbridge.models.ensemble import Ensemble, checked_members, member_groups, try_members
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.models.feature_choice import Site, choose_site
+from ensbridge.models.feature_choice import FeatureChoice, choose_feature
 from ensbridge.models.features import find_module, read_logits
 from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.training.config import FitConfig, Precision, derive_seed
-from ensbridge.training.fit import OutOfTime, Progress, fit
+from ensbridge.training.fit import Progress, TimeBudgetExceeded, fit
 from ensbridge.training.forecast import epochs_within
 from ensbridge.utils.devices import brought_to, device_of, find_device, random_state_kept
 from ensbridge.utils.files import read_json
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 MINUTES = 1.5  # how long it trains unless the user says; with the rest, about two
 TEMPERATURES = (2.0, 4.0)  # how far the source may be trusted; labelled validation images choose
-LEEWAY = 1.1  # by how much training may take longer than that
+SLACK = 1.1  # by how much training may take longer than that
 EMA = 0.995
 TRIED, FEWEST_TO_CALIBRATE = 8, 20  # images
 
@@ -112,7 +112,7 @@ def compress(
         image = train_set.batch(torch.zeros(1, dtype=torch.long, device=place))[0]
         try_members(ensemble, next(train_set.batches(TRIED))[0])
         _try_validation(ensemble.source, train_set, val_set)
-        site = choose_site(ensemble.source, image, feature, budget, bridges)
+        site = choose_feature(ensemble.source, image, feature, budget, bridges)
         say(site.words)
         labelled = val_set is not None and val_set.labels is not None
         options = TEMPERATURES if labelled else TEMPERATURES[:1]
@@ -249,7 +249,7 @@ def _epochs_begun(run_dir: Path | str | None) -> float | None:
 
 
 def _bridge(
-    ensemble: Ensemble, site: Site, group: tuple[int, ...], base: float, seed: int
+    ensemble: Ensemble, site: FeatureChoice, group: tuple[int, ...], base: float, seed: int
 ) -> DiffusionBridge:
     """An untrained bridge towards a group of members, whose weights depend on the seed alone."""
     score = copy.deepcopy(site.score)
@@ -283,12 +283,12 @@ def _train(
             say(f"training for {length}, about {allowed}")
         else:
             say(f"going on with a training of {length}, for {allowed} at most")
-        deadline = time.monotonic() + 60 * LEEWAY * minutes
+        deadline = time.monotonic() + 60 * SLACK * minutes
     with progress_bars(quiet) as bars:
         progress = _counted(bars.stage, config.total_steps(len(data)))
         try:
             fit(JointTraining(methods), data, config, run_dir, progress, deadline=deadline)
-        except OutOfTime as late:
+        except TimeBudgetExceeded as late:
             remedy = "give more max_minutes" if run_dir is None else "repeat the call to go on"
             say(f"time is up and {late}, so that the model is as trained so far; {remedy}")
 
@@ -327,10 +327,12 @@ def _selected(
     if calibrate and (len(val) < FEWEST_TO_CALIBRATE or not 0.02 < fitted < 50):
         say(f"not calibrated: {len(val)} validation images gave a temperature of {fitted:.3g}; give more")
     elif calibrate:
-        fast.temperature, fast.source_share = fit_calibration(log_probs[best], source, val.labels)
-        own = calibrated(log_probs[best], source, fast.temperature, fast.source_share)
+        fast.temperature, fast.source_logit_weight = fit_calibration(log_probs[best], source, val.labels)
+        own = calibrated(log_probs[best], source, fast.temperature, fast.source_logit_weight)
         after = nll(own.log_softmax(-1), val.labels)
-        share = f" and {fast.source_share:+.3f} of the source's logits" if fast.source_share else ""
+        share = (
+            f" and {fast.source_logit_weight:+.3f} of the source's logits" if fast.source_logit_weight else ""
+        )
         change = f"validation NLL {losses[best]:.4f} before, {after:.4f} after"
         say(f"calibrated by a temperature of {fast.temperature:.3f}{share}: {change}")
     return fast

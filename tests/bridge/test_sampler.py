@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import _tiny
-from ensbridge.bridge.sampler import Score, estimate_z0, walk
+from ensbridge.bridge.sampler import Score, estimate_z0, sample
 from ensbridge.bridge.schedule import BridgeSchedule
 
 STEPS = [1, 2, 3, 5, 10]
@@ -37,7 +37,7 @@ def test_an_exact_score_walks_to_the_ensemble_in_any_number_of_steps(
     steps: int, beta: float, noise: bool
 ) -> None:
     schedule, z0, z1 = BridgeSchedule(beta, steps), _tiny.logits(6, 0), _tiny.logits(6, 1)
-    path = walk(exact_score(schedule), schedule, z1, z0, generator=_tiny.generator(), noise=noise)
+    path = sample(exact_score(schedule), schedule, z1, z0, generator=_tiny.generator(), noise=noise)
     assert len(path) == steps + 1
     assert path[0] is z1
     torch.testing.assert_close(path[-1], z0, rtol=1e-12, atol=1e-12)
@@ -47,14 +47,14 @@ def test_an_exact_score_walks_to_the_ensemble_in_any_number_of_steps(
 @pytest.mark.parametrize("grid", [UNEVEN, (0, 1), [0.0, 0.999, 1.0], torch.linspace(0, 1, 8).tolist()])
 def test_an_exact_score_walks_to_the_ensemble_on_any_grid(grid: list[float], noise: bool) -> None:
     schedule, z0, z1 = BridgeSchedule(0.1), _tiny.logits(6, 0), _tiny.logits(6, 1)
-    path = walk(exact_score(schedule), schedule, z1, z0, grid, _tiny.generator(), noise)
+    path = sample(exact_score(schedule), schedule, z1, z0, grid, _tiny.generator(), noise)
     assert len(path) == len(grid)
     torch.testing.assert_close(path[-1], z0, rtol=1e-12, atol=1e-12)
 
 
 def test_an_exact_score_lands_to_float_precision_in_float32() -> None:
     schedule, z0, z1 = BridgeSchedule(), _tiny.logits(6, 0).float(), _tiny.logits(6, 1).float()
-    path = walk(exact_score(schedule), schedule, z1, z0, generator=_tiny.generator())
+    path = sample(exact_score(schedule), schedule, z1, z0, generator=_tiny.generator())
     assert {stop.dtype for stop in path} == {torch.float32}
     torch.testing.assert_close(path[-1], z0, rtol=0, atol=4e-6)
 
@@ -62,7 +62,7 @@ def test_an_exact_score_lands_to_float_precision_in_float32() -> None:
 @pytest.mark.parametrize("steps", STEPS)
 def test_with_an_exact_score_the_quiet_walk_stops_on_the_straight_line(steps: int) -> None:
     schedule, z0, z1 = BridgeSchedule(1e-4, steps), _tiny.logits(6, 0), _tiny.logits(6, 1)
-    path = walk(exact_score(schedule), schedule, z1, z0, noise=False)
+    path = sample(exact_score(schedule), schedule, z1, z0, noise=False)
     for n, stop in zip(range(steps, -1, -1), path, strict=True):
         torch.testing.assert_close(stop, (1 - n / steps) * z0 + n / steps * z1, rtol=1e-12, atol=1e-12)
 
@@ -71,15 +71,15 @@ def test_with_an_exact_score_the_quiet_walk_stops_on_the_straight_line(steps: in
 def test_one_step_equals_many_with_an_exact_score(steps: int) -> None:
     schedule, z0, z1 = BridgeSchedule(1e-4, steps), _tiny.logits(6, 0), _tiny.logits(6, 1)
     score = exact_score(schedule)
-    many = walk(score, schedule, z1, z0, noise=False)[-1]
-    one = walk(score, schedule, z1, z0, times=(0.0, 1.0), noise=False)[-1]
+    many = sample(score, schedule, z1, z0, noise=False)[-1]
+    one = sample(score, schedule, z1, z0, times=(0.0, 1.0), noise=False)[-1]
     torch.testing.assert_close(one, many, rtol=1e-12, atol=1e-12)
 
 
 def test_the_walk_follows_the_samplers_formula_step_by_step() -> None:
     """Z_{n-1} = Ẑ_0/n + (1 - 1/n) Z_n + √(beta (n - 1) / (N n)) ξ with Ẑ_0 = Z_n - sigma_n ε."""
     beta, steps, h, z1 = 0.7, 5, _tiny.logits(4, 0), _tiny.logits(4, 1)
-    path = walk(wrong_score, BridgeSchedule(beta, steps), z1, h, generator=_tiny.generator(5))
+    path = sample(wrong_score, BridgeSchedule(beta, steps), z1, h, generator=_tiny.generator(5))
     draws, z = _tiny.generator(5), z1
     for n in range(steps, 0, -1):
         t = torch.full((4,), n / steps, dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_the_walk_follows_the_samplers_formula_step_by_step() -> None:
 
 def test_a_walk_may_stop_before_the_end() -> None:
     schedule, z0, z1 = BridgeSchedule(), _tiny.logits(6, 0), _tiny.logits(6, 1)
-    path = walk(exact_score(schedule), schedule, z1, z0, times=(0.25, 0.5, 1.0), noise=False)
+    path = sample(exact_score(schedule), schedule, z1, z0, times=(0.25, 0.5, 1.0), noise=False)
     torch.testing.assert_close(path[-1], 0.75 * z0 + 0.25 * z1, rtol=1e-12, atol=1e-12)
 
 
@@ -106,8 +106,8 @@ def test_the_score_is_asked_at_the_grids_times_from_the_end() -> None:
         return torch.zeros_like(z_t)
 
     z = _tiny.logits(2)
-    walk(note, BridgeSchedule(num_steps=2), z, z, noise=False)
-    walk(note, BridgeSchedule(), z, z, times=UNEVEN, noise=False)
+    sample(note, BridgeSchedule(num_steps=2), z, z, noise=False)
+    sample(note, BridgeSchedule(), z, z, times=UNEVEN, noise=False)
     assert asked == [1.0, 0.5, 1.0, 0.55, 0.5, 0.01]
 
 
@@ -118,7 +118,7 @@ def test_noisy_stops_have_the_bridges_own_spread() -> None:
     draws, beta = 20_000, 2.0
     schedule = BridgeSchedule(beta, num_steps=4)
     z0, z1 = torch.full((draws, 1), -1.0), torch.full((draws, 1), 3.0)
-    path = walk(exact_score(schedule), schedule, z1, z0, generator=_tiny.generator())
+    path = sample(exact_score(schedule), schedule, z1, z0, generator=_tiny.generator())
     for n, stop in zip((3, 2, 1), path[1:-1], strict=True):
         t = n / 4
         variance = beta * t * (1 - t)
@@ -131,11 +131,11 @@ def test_the_released_walk_ends_with_noise_of_variance_beta_over_n(steps: int) -
     draws, beta = 30_000, 2.0
     schedule = BridgeSchedule(beta, steps, "released")
     z0, z1 = torch.full((draws, 1), -1.0), torch.full((draws, 1), 3.0)
-    end = walk(exact_score(schedule), schedule, z1, z0, generator=_tiny.generator())[-1]
+    end = sample(exact_score(schedule), schedule, z1, z0, generator=_tiny.generator())[-1]
     variance = beta / steps
     assert abs(end.mean().item() + 1) < 4.5 * math.sqrt(variance / draws)
     assert abs(end.var().item() - variance) < 4.5 * variance * math.sqrt(2 / draws)
-    quiet = walk(exact_score(schedule), schedule, z1, z0, noise=False)[-1]
+    quiet = sample(exact_score(schedule), schedule, z1, z0, noise=False)[-1]
     torch.testing.assert_close(quiet, z0, rtol=0, atol=1e-6)
 
 
@@ -143,7 +143,7 @@ def test_the_quiet_walk_is_the_same_under_both_variance_rules_and_draws_nothing(
     h, z1, generator = _tiny.logits(4, 0), _tiny.logits(4, 1), _tiny.generator()
     before = generator.get_state()
     ends = [
-        walk(wrong_score, BridgeSchedule(0.5, variance=rule), z1, h, generator=generator, noise=False)[-1]
+        sample(wrong_score, BridgeSchedule(0.5, variance=rule), z1, h, generator=generator, noise=False)[-1]
         for rule in ("exact", "released")
     ]
     assert ends[0].equal(ends[1])
@@ -152,7 +152,7 @@ def test_the_quiet_walk_is_the_same_under_both_variance_rules_and_draws_nothing(
 
 def test_a_noisy_walk_is_repeated_by_its_generator() -> None:
     h, z1, schedule = _tiny.logits(4, 0), _tiny.logits(4, 1), BridgeSchedule(0.5)
-    ends = [walk(wrong_score, schedule, z1, h, generator=_tiny.generator(seed))[-1] for seed in (1, 1, 2)]
+    ends = [sample(wrong_score, schedule, z1, h, generator=_tiny.generator(seed))[-1] for seed in (1, 1, 2)]
     assert ends[0].equal(ends[1])
     assert not ends[0].equal(ends[2])
 
@@ -196,4 +196,4 @@ def test_a_bad_grid_is_refused_with_its_values(grid: tuple[float, ...]) -> None:
     schedule, z = BridgeSchedule(), _tiny.logits(2)
     named = "nan" if any(map(math.isnan, grid)) else re.escape(str(list(grid)))
     with pytest.raises(ValueError, match=named):
-        walk(exact_score(schedule), schedule, z, z, grid)
+        sample(exact_score(schedule), schedule, z, z, grid)

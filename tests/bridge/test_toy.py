@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import _tiny
 import ensbridge as eb
 from ensbridge.bridge.bridge import Bridge
-from ensbridge.bridge.sampler import walk
+from ensbridge.bridge.sampler import sample
 from ensbridge.methods import BridgeConfig, DiffusionBridge
 
 # Three members that see a point (x, y) of the square [-1, 1]² and lean towards three different corners.
@@ -155,7 +155,7 @@ def test_an_exact_score_of_a_random_end_reproduces_its_distribution() -> None:
         return (z_t - torch.tanh(log_odds / 2)) / (beta * time).sqrt()
 
     start = torch.full((walkers, 1), z1, dtype=torch.float64)
-    end = walk(score, schedule, start, start, generator=_tiny.generator())[-1]
+    end = sample(score, schedule, start, start, generator=_tiny.generator())[-1]
     assert (end.abs() - 1).abs().mean() < 0.01
     found = (end > 0).double().mean().item()
     assert abs(found - share) < 4.5 * math.sqrt(share * (1 - share) / walkers)

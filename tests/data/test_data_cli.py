@@ -16,7 +16,7 @@ import pytest
 import _sets
 from ensbridge import cli
 from ensbridge.cli import data  # noqa: F401
-from ensbridge.data import KNOWN, checksum, open_splits, reading
+from ensbridge.data import DATASETS, checksum, open_splits, reading
 from ensbridge.data.download import getting
 
 FILES = _sets.cifar_files()
@@ -47,8 +47,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(module, "CIFAR10", _sets.CIFAR10)
     splits = open_splits(_sets.write(tmp_path / "made", FILES))
     url = "http://127.0.0.1:1/cifar-10-python.tar.gz"
-    known = replace(KNOWN["cifar10"], url=url, counts=_sets.COUNTS, checksum=checksum(splits))
-    monkeypatch.setitem(KNOWN, "cifar10", replace(known, ordered=checksum(splits, in_order=True)))
+    known = replace(DATASETS["cifar10"], url=url, counts=_sets.COUNTS, checksum=checksum(splits))
+    monkeypatch.setitem(DATASETS, "cifar10", replace(known, ordered=checksum(splits, in_order=True)))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
 
 
@@ -132,7 +132,7 @@ def test_get_and_list_agree(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     archive = _sets.tar(FILES, "cifar-10-batches-py")
     _sets.write(tmp_path / "sets", {"cifar-10-python.tar.gz": archive})
     sha256 = hashlib.sha256(archive).hexdigest()
-    monkeypatch.setitem(KNOWN, "cifar10", replace(KNOWN["cifar10"], sha256=sha256, size=len(archive)))
+    monkeypatch.setitem(DATASETS, "cifar10", replace(DATASETS["cifar10"], sha256=sha256, size=len(archive)))
     monkeypatch.setenv("ENSBRIDGE_DATA", "sets")
     code, out, err = run("data", "get", "cifar10", "--quiet")
     assert (code, err) == (0, "")

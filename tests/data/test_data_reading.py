@@ -16,7 +16,7 @@ import torch
 
 import _sets
 from ensbridge.data import (
-    KNOWN,
+    DATASETS,
     ImageSet,
     Splits,
     checksum,
@@ -38,7 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """CIFAR-10 with 60 images."""
     monkeypatch.setattr(reading, "CIFAR10", _sets.CIFAR10)
     monkeypatch.setitem(
-        KNOWN, "cifar10", replace(KNOWN["cifar10"], counts=_sets.COUNTS, checksum="", ordered="")
+        DATASETS, "cifar10", replace(DATASETS["cifar10"], counts=_sets.COUNTS, checksum="", ordered="")
     )
 
 
@@ -197,7 +197,7 @@ def test_the_checksum_knows_every_set_again_in_any_order_and_no_other(tmp_path: 
 
 def test_a_known_set_is_verified_by_numbers_pixels_and_order(tmp_path: Path) -> None:
     splits = read_npz(save(tmp_path / "set.npz"))
-    known = replace(KNOWN["cifar10"], counts=_sets.COUNTS, checksum=checksum(splits))
+    known = replace(DATASETS["cifar10"], counts=_sets.COUNTS, checksum=checksum(splits))
     known = replace(known, ordered=checksum(splits, in_order=True))
     known.verify(splits, "here", in_order=True)
     turned = splits._replace(test=splits.test.subset(torch.arange(9, -1, -1)))
@@ -221,14 +221,14 @@ def test_a_known_set_is_verified_by_numbers_pixels_and_order(tmp_path: Path) -> 
 
 def test_the_known_sets_are_whole() -> None:
     for name in ("cifar10", "cifar100"):
-        assert sum(KNOWN[name].counts) == 60_000
-        assert KNOWN[name].counts[1:] == (9_040, 10_000)
-        assert len(KNOWN[name].checksum) == 64
-        assert KNOWN[name].archive == f"cifar-{name[5:]}-python.tar.gz"
-    for name, known in KNOWN.items():
+        assert sum(DATASETS[name].counts) == 60_000
+        assert DATASETS[name].counts[1:] == (9_040, 10_000)
+        assert len(DATASETS[name].checksum) == 64
+        assert DATASETS[name].archive == f"cifar-{name[5:]}-python.tar.gz"
+    for name, known in DATASETS.items():
         assert len(set(class_names(name))) == known.classes
-    assert KNOWN["tiny-imagenet"].counts == (90_000, 10_000, 10_000)
-    assert sum(KNOWN["imagenet64"].counts) == 1_281_167 + 50_000
+    assert DATASETS["tiny-imagenet"].counts == (90_000, 10_000, 10_000)
+    assert sum(DATASETS["imagenet64"].counts) == 1_281_167 + 50_000
 
 
 # ------------------------------------------------------------------------------ the front door
@@ -315,10 +315,10 @@ def test_the_check_tells_the_official_order_from_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     splits = read_npz(save(tmp_path / "cifar10.npz"))
-    known = replace(KNOWN["cifar10"], counts=_sets.COUNTS, checksum=checksum(splits))
-    monkeypatch.setitem(KNOWN, "cifar10", replace(known, ordered=checksum(splits, in_order=True)))
+    known = replace(DATASETS["cifar10"], counts=_sets.COUNTS, checksum=checksum(splits))
+    monkeypatch.setitem(DATASETS, "cifar10", replace(known, ordered=checksum(splits, in_order=True)))
     assert list_sets(tmp_path, check=True)[0].words.endswith("checksum right, in the official order")
     write_npz(tmp_path / "cifar10.npz", splits._replace(test=splits.test.subset(torch.arange(9, -1, -1))))
     assert list_sets(tmp_path, check=True)[0].words.endswith("checksum right, in an order of its own")
-    monkeypatch.setitem(KNOWN, "cifar10", replace(known, checksum="0" * 64))
+    monkeypatch.setitem(DATASETS, "cifar10", replace(known, checksum="0" * 64))
     assert not list_sets(tmp_path, check=True)[0].sound

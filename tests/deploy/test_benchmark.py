@@ -179,7 +179,7 @@ def test_quantiles_are_numpys() -> None:
 # ------------------------------------------------------------------------------ the machine
 
 
-def test_threads_and_cores_are_pinned_and_put_back() -> None:
+def test_threads_and_cores_are_pinned_and_restore() -> None:
     before = torch.get_num_threads(), cores()
     with pinned(1):
         assert torch.get_num_threads() == 1

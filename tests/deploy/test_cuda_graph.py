@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ensbridge.bridge.bridge import ZInput
-from ensbridge.deploy.cuda_graph import Captured, capture, split_lanes
+from ensbridge.deploy.cuda_graph import CUDAGraphModel, capture, split_streams
 from ensbridge.deploy.fuse import prepare_for_inference
 from ensbridge.methods import Bridge
 from ensbridge.models import ResNet, ScoreNet
@@ -67,14 +67,14 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_parts_give_the_logits_of_the_whole(name: str) -> None:
     model = MODELS[name]()
-    split, lanes = split_lanes(model, IMAGES)
+    split, lanes = split_streams(model, IMAGES)
     with torch.no_grad():
         assert torch.equal(split(IMAGES)[0], model(IMAGES))
     assert set(lanes) == {str(node.target) for node in split.graph.nodes if node.op == "call_module"}
 
 
 def test_a_bridge_does_not_wait_for_the_end_of_the_source() -> None:
-    split, lanes = split_lanes(fast(bridge()), IMAGES)
+    split, lanes = split_streams(fast(bridge()), IMAGES)
     early, late = (part for part, lane in lanes.items() if lane == "source")
     # All but the last subtraction of a bridge of one step.
     beside = [part for part, lane in lanes.items() if lane == "bridges.0" and convolutions(split, part)]
@@ -85,7 +85,7 @@ def test_a_bridge_does_not_wait_for_the_end_of_the_source() -> None:
 
 
 def test_members_do_not_wait_for_each_other() -> None:
-    split, lanes = split_lanes(Ensemble([source() for _ in range(3)]), IMAGES)
+    split, lanes = split_streams(Ensemble([source() for _ in range(3)]), IMAGES)
     members = [part for part, lane in lanes.items() if lane.startswith("members.")]
     assert len(members) == 3
     assert all(needs(split, part) == set() for part in members)
@@ -94,7 +94,7 @@ def test_members_do_not_wait_for_each_other() -> None:
 
 
 def test_each_part_has_its_weights_and_is_passed_none() -> None:
-    split, lanes = split_lanes(fast(bridge()), IMAGES)
+    split, lanes = split_streams(fast(bridge()), IMAGES)
     assert not any(node.op == "get_attr" for node in split.graph.nodes)
     held = sum(buffer.numel() for part in lanes for buffer in split.get_submodule(part).buffers())
     assert held >= sum(weight.numel() for weight in source().parameters())
@@ -111,7 +111,7 @@ def test_a_source_that_works_in_place_keeps_its_feature() -> None:
 
     model = prepare_for_inference(FastEnsemble(InPlace().eval(), [bridge()], feature="first"))
     with torch.no_grad():
-        assert torch.equal(split_lanes(model, IMAGES)[0](IMAGES)[0], model(IMAGES))
+        assert torch.equal(split_streams(model, IMAGES)[0](IMAGES)[0], model(IMAGES))
 
 
 def test_capture_names_what_it_needs() -> None:
@@ -166,9 +166,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
     return log
 
 
-def captured() -> tuple[Captured, nn.Module]:
+def captured() -> tuple[CUDAGraphModel, nn.Module]:
     net, images, logits = source(), torch.zeros_like(IMAGES), torch.zeros(2, 3)
-    return Captured(Graph(net, images, logits), images, logits, None), net  # type: ignore[arg-type]
+    return CUDAGraphModel(Graph(net, images, logits), images, logits, None), net  # type: ignore[arg-type]
 
 
 def test_threads_that_share_a_captured_model_get_their_own_logits(log: list[tuple[str, object]]) -> None:

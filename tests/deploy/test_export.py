@@ -62,7 +62,7 @@ def perceptron() -> FastEnsemble:
     with _tiny.seeded(1):
         net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
         bridges = [Bridge(TokenScore(3, 8, 8, 1), times=times) for times in (ONE_STEP, TWO_STEPS)]
-        return FastEnsemble(net, bridges, "1", temperature=0.6, source_share=-0.4)
+        return FastEnsemble(net, bridges, "1", temperature=0.6, source_logit_weight=-0.4)
 
 
 def transformer() -> FastEnsemble:

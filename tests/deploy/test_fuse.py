@@ -54,7 +54,7 @@ def model(
         bridges,  # type: ignore[arg-type]
         _tiny.FEATURE,
         temperature=temperature,
-        source_share=share,
+        source_logit_weight=share,
         average_source=average_source,
     )
     return fast.eval()
@@ -148,7 +148,7 @@ def test_where_nothing_is_folded_the_logits_are_the_models_to_the_bit() -> None:
     vectors = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     with _tiny.seeded(4):
         tokens = [Bridge(trained(TokenScore(3, 8, 8), seed)) for seed in range(2)]
-    several = FastEnsemble(vectors, tokens, "1", temperature=1.7, source_share=0.2).eval()
+    several = FastEnsemble(vectors, tokens, "1", temperature=1.7, source_logit_weight=0.2).eval()
     networks = model(*(FeatureBridge(_tiny.pooled(seed)) for seed in range(2)), average_source=True)
     with torch.no_grad():
         for fast in (several, networks):

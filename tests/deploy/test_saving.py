@@ -37,7 +37,7 @@ MODELS: dict[str, Callable[[], FastEnsemble]] = {
     "an uneven walk": lambda: model(bridge(1, times=(0.0, 0.3, 1.0))),
     "two bridges of different walks": lambda: model(bridge(1), bridge(2, times=(0.0, 1.0)), members=5),
     "calibrated": lambda: model(temperature=1.37),
-    "with a share of the source": lambda: model(temperature=0.8, source_share=-0.21),
+    "with a share of the source": lambda: model(temperature=0.8, source_logit_weight=-0.21),
     "bridge networks": lambda: model(feature_bridge(1.0), feature_bridge(0.5), average_source=True),
     "both kinds": lambda: model(bridge(), feature_bridge(0.25)),
     "a control": lambda: model(members=1),
@@ -64,7 +64,7 @@ def test_what_was_saved_is_loaded_to_the_bit(name: str, tmp_path: Path) -> None:
     assert [each.dtype for each in loaded.buffers()] == [each.dtype for each in fast.buffers()]
     assert not any(module.training for module in loaded.modules())
     assert str(loaded) == str(fast)
-    kept = ("feature", "temperature", "source_share", "members", "average_source")
+    kept = ("feature", "temperature", "source_logit_weight", "members", "average_source")
     assert [getattr(loaded, each) for each in kept] == [getattr(fast, each) for each in kept]
     for here, there in zip(fast.each_bridge(), loaded.each_bridge(), strict=True):
         assert vars(here).get("times") == vars(there).get("times")
@@ -260,7 +260,7 @@ def card(place: Path) -> str:
 def test_the_card_tells_how_the_model_was_calibrated(tmp_path: Path) -> None:
     model().save(tmp_path / "a")
     assert "is the mean over the bridges, at temperature 1." in card(tmp_path / "a")
-    model(temperature=0.8, source_share=-0.21).save(tmp_path / "b")
+    model(temperature=0.8, source_logit_weight=-0.21).save(tmp_path / "b")
     said = "is the mean over the bridges, with -0.21 of the source's own logits, at temperature 0.8."
     assert said in card(tmp_path / "b")
 

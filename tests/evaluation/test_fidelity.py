@@ -66,7 +66,9 @@ def compressed(
     """A network that predicts exactly as `net` before calibration, and the members that it stands for."""
     source = Source(MEMBERS[0])
     bridges = [FeatureBridge(bridge(net, scale))]
-    fast = eb.FastEnsemble(source, bridges, "images", temperature=temperature, source_share=share).eval()
+    fast = eb.FastEnsemble(
+        source, bridges, "images", temperature=temperature, source_logit_weight=share
+    ).eval()
     return fast, [source, *MEMBERS[1:]]
 
 

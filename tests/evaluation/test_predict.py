@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import _tiny
 from ensbridge.data import ImageSet
-from ensbridge.evaluation.predict import predict, predict_batch, predict_each, predict_ladder
+from ensbridge.evaluation.predict import predict, predict_batch, predict_by_size, predict_each
 from ensbridge.methods import Bridge, BridgeNetwork
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
@@ -31,7 +31,7 @@ def models() -> dict[str, nn.Module]:
         "+1 DBN": one,
         "+2 DBN": FastEnsemble.of(*bridges),
         "calibrated": FastEnsemble(
-            source, list(one.each_bridge()), one.feature, temperature=1.3, source_share=0.2
+            source, list(one.each_bridge()), one.feature, temperature=1.3, source_logit_weight=0.2
         ),
         "+1 BN": FastEnsemble.of(networks[0]),
         "+2 BN": FastEnsemble.of(*networks),
@@ -52,7 +52,7 @@ def test_models_together_answer_as_each_alone_to_the_bit(models: dict[str, nn.Mo
     ensemble = models["DE-3"]
     assert isinstance(ensemble, Ensemble)
     for name, each in zip(
-        ("source", "DE-2", "DE-3"), predict_ladder(ensemble, ImageSet(images), 4), strict=True
+        ("source", "DE-2", "DE-3"), predict_by_size(ensemble, ImageSet(images), 4), strict=True
     ):
         torch.testing.assert_close(each, alone[name])
 

@@ -22,7 +22,7 @@ from _tables import (
     row_of,
     table,
 )
-from ensbridge.evaluation.evaluate import Ruler, evaluate
+from ensbridge.evaluation.evaluate import Evaluator, evaluate
 from ensbridge.evaluation.scores import Bin, ModelInfo, Reliability
 from ensbridge.metrics import MetricStream, accuracy, ece, nll
 from ensbridge.models.ensemble import Ensemble
@@ -186,12 +186,14 @@ def test_a_ruler_measures_again_and_again_with_one_pass_of_its_members() -> None
     members, rival = [table(seed) for seed in (14, 15, 16)], table(9, knowledge=1.4)
     once = evaluate({**ladder(members), "rival": rival}, SET, VALIDATION, reference=Ensemble(members))
     calls = _tiny.count_runs(members)
-    ruler = Ruler(Ensemble(members), SET, VALIDATION)
+    evaluator = Evaluator(Ensemble(members), SET, VALIDATION)
     assert calls == {0: 3, 1: 2, 2: 2}  # on the test split and on validation, the source on one image first
     calls.clear()
-    assert ruler.measure({"rival": rival}) == once.rows[3:]
+    assert evaluator.measure({"rival": rival}) == once.rows[3:]
     assert calls.keys() == {0}  # to count its cost
-    assert ruler.measure(ladder(members)) == once.rows[:3]
-    assert ruler.target == 3
-    assert [each.mean().item() for each in ruler.nlls] == pytest.approx([row.nll for row in once.rows[:3]])
-    assert ruler.classes == CLASSES
+    assert evaluator.measure(ladder(members)) == once.rows[:3]
+    assert evaluator.target == 3
+    assert [each.mean().item() for each in evaluator.nlls] == pytest.approx(
+        [row.nll for row in once.rows[:3]]
+    )
+    assert evaluator.classes == CLASSES

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import _tiny
 import ensbridge as eb
-from ensbridge.bridge.sampler import walk
+from ensbridge.bridge.sampler import sample
 from ensbridge.bridge.schedule import TemperatureLaw
 from ensbridge.methods import (
     Batch,
@@ -214,7 +214,7 @@ def test_a_prediction_walks_the_bridges_own_times(ensemble: Ensemble) -> None:
     for times in (None, (0.0, 0.3, 1.0)):
         other = bridge if times is None else bridge.on_times(times)
         z1 = bridge.start(logits, TemperatureLaw().mean)
-        expected = walk(bridge.epsilon, bridge.schedule, z1, h, times, noise=False)[-1]
+        expected = sample(bridge.epsilon, bridge.schedule, z1, h, times, noise=False)[-1]
         torch.testing.assert_close(other(h, logits), expected)
 
 

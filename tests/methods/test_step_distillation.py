@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import _tiny
 import ensbridge as eb
-from ensbridge.bridge.sampler import walk
+from ensbridge.bridge.sampler import sample
 from ensbridge.bridge.schedule import TemperatureLaw
 from ensbridge.methods import (
     Batch,
@@ -60,7 +60,7 @@ def test_the_direct_loss_mixes_the_teachers_sample_with_the_truth(ensemble: Ense
     seen = _tiny.teacher_outputs(ensemble)
     z1 = seen.logits[0] / TemperatureLaw().sample((6, 1), draws)
     z1 = z1 - z1.mean(-1, keepdim=True)
-    sampled = walk(teacher.epsilon, teacher.schedule, z1, seen.feature, generator=draws)[-1]
+    sampled = sample(teacher.epsilon, teacher.schedule, z1, seen.feature, generator=draws)[-1]
     residual = method.student.score(seen.feature, z1, torch.ones(6))
     errors = [(residual - (z1 - z0)).square().sum(-1).mean() for z0 in (sampled, ensemble(_tiny.images()))]
     torch.testing.assert_close(found, weight * errors[0] + (1 - weight) * errors[1], rtol=1e-4, atol=0)
@@ -127,7 +127,7 @@ def test_a_progressive_target_lands_where_the_teacher_lands(times: tuple[float, 
         z0_hat = z_t - math.sqrt(t) * target
         landed = z0_hat + before / t * (z_t - z0_hat)
         grid = [time for time in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0) if before <= time <= t]
-        expected = walk(teacher.bridge.epsilon, config.schedule, z_t, h, grid, noise=False)[-1]
+        expected = sample(teacher.bridge.epsilon, config.schedule, z_t, h, grid, noise=False)[-1]
         torch.testing.assert_close(landed, expected.detach(), rtol=1e-5, atol=1e-6)
         steps_seen.add(t)
     assert steps_seen == set(times[1:])

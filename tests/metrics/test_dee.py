@@ -139,12 +139,12 @@ def test_a_resample_without_a_distance_is_left_out() -> None:
 
 @pytest.mark.parametrize("function", [deep_ensemble_equivalent, format_dee])
 def test_wrong_ladders_are_refused(function: Callable[[float, list[float]], object]) -> None:
-    with pytest.raises(ValueError, match="ladder is empty"):
+    with pytest.raises(ValueError, match="nll_by_size is empty"):
         function(0.3, [])
     for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(ValueError, match=f"nll is {value}"):
             function(value, [0.4, 0.3])
-        with pytest.raises(ValueError, match=f"DE-2 in the ladder is {value}"):
+        with pytest.raises(ValueError, match=f"DE-2 is {value}"):
             function(0.3, [0.4, value])
 
 

@@ -19,7 +19,7 @@ from ensbridge.metrics import (
     brier,
     calibrated_nll,
     ece,
-    fit_share,
+    fit_source_logit_weight,
     fit_temperature,
     nll,
     nll_per_image,
@@ -220,7 +220,7 @@ def test_the_share_of_another_prediction_is_the_best_that_scipy_finds(seed: int)
     def loss(inverse: float, weight: float) -> float:
         return nll((inverse * log_probs + weight * source).log_softmax(-1), labels)
 
-    temperature, share = fit_share(log_probs, source, labels)
+    temperature, share = fit_source_logit_weight(log_probs, source, labels)
     found = minimize(
         lambda x: loss(*x), [1.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-14}
     )
@@ -229,7 +229,7 @@ def test_the_share_of_another_prediction_is_the_best_that_scipy_finds(seed: int)
         found.fun + 1e-12, loss(1 / fit_temperature(log_probs, labels), 0)
     )
     # Constants that softmax does not see change nothing, nor does the source's own scale.
-    assert fit_share(log_probs + 3, 2 * source - 1, labels) == pytest.approx(
+    assert fit_source_logit_weight(log_probs + 3, 2 * source - 1, labels) == pytest.approx(
         (temperature, share / 2), rel=1e-6
     )
 
@@ -237,12 +237,15 @@ def test_the_share_of_another_prediction_is_the_best_that_scipy_finds(seed: int)
 def test_where_no_share_is_best_there_is_none() -> None:
     log_probs, labels = _tiny.predictions(classes=4)
     alone = fit_temperature(log_probs, labels), 0.0
-    assert fit_share(log_probs, torch.zeros(157, 4), labels) == pytest.approx(alone, rel=1e-6)
+    assert fit_source_logit_weight(log_probs, torch.zeros(157, 4), labels) == pytest.approx(alone, rel=1e-6)
     impossible = log_probs.clone()
     impossible[0, labels[0] - 1] = -math.inf
-    assert fit_share(log_probs, impossible, labels) == alone
+    assert fit_source_logit_weight(log_probs, impossible, labels) == alone
     backwards = -log_probs  # against which the best temperature would be negative
-    assert fit_share(backwards, torch.zeros(157, 4), labels) == (fit_temperature(backwards, labels), 0.0)
+    assert fit_source_logit_weight(backwards, torch.zeros(157, 4), labels) == (
+        fit_temperature(backwards, labels),
+        0.0,
+    )
 
 
 def test_calibrated_nll_uses_the_temperature_of_validation() -> None:

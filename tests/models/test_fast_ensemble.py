@@ -62,7 +62,7 @@ def test_a_temperature_divides_the_fast_ensembles_logits(ensemble: Ensemble) -> 
 def test_a_share_of_the_sources_logits_is_added_before_that(ensemble: Ensemble) -> None:
     bridges = [_tiny.bridge_to(ensemble, seed).bridge for seed in range(2)]
     plain, shared = (
-        FastEnsemble(ensemble.source, bridges, _tiny.FEATURE, temperature=t, source_share=w).eval()
+        FastEnsemble(ensemble.source, bridges, _tiny.FEATURE, temperature=t, source_logit_weight=w).eval()
         for t, w in ((1.0, 0.0), (1.7, -0.3))
     )
     images = _tiny.images()
@@ -166,5 +166,5 @@ def test_a_bad_fast_ensemble_is_refused(ensemble: Ensemble) -> None:
         ):
             FastEnsemble(ensemble.source, [here.bridge], _tiny.FEATURE, temperature=temperature)
     for share in (math.nan, math.inf, -1e7):
-        with pytest.raises(ValueError, match=f"source_share is {share}"):
-            FastEnsemble(ensemble.source, [here.bridge], _tiny.FEATURE, source_share=share)
+        with pytest.raises(ValueError, match=f"source_logit_weight is {share}"):
+            FastEnsemble(ensemble.source, [here.bridge], _tiny.FEATURE, source_logit_weight=share)

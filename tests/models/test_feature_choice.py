@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import _tiny
 import ensbridge as eb
-from ensbridge.models.feature_choice import choose_site, walk_features
+from ensbridge.models.feature_choice import choose_feature, walk_features
 from ensbridge.models.features import FeatureExtractor, find_module, forward_with_features, uncompiled
 from ensbridge.models.preprocessed import Preprocessed
 from ensbridge.models.sizing import MapScore, fitting_score, has_channels_last
@@ -86,7 +86,7 @@ def test_a_block_comes_before_a_stem_whatever_that_costs() -> None:
     net = made(Common)
     shares = {each.name: each.share for each in walk_features(net, IMAGE)}
     assert shares["conv1"] > 0.05  # early enough in the pass, were it a block
-    assert choose_site(net, IMAGE, None, budget=3.0).feature == "layer1.0"
+    assert choose_feature(net, IMAGE, None, budget=3.0).feature == "layer1.0"
 
 
 def test_a_layer_is_taken_where_no_block_fits() -> None:
@@ -102,8 +102,8 @@ def test_a_layer_is_taken_where_no_block_fits() -> None:
     net = nn.Sequential(nn.Flatten(), Wide(), nn.Linear(1024, 64), nn.Linear(64, 1024), *large)
     shares = {each.name: each.share for each in walk_features(net, IMAGE)}
     assert 0.05 < shares["1"] < shares["2"] < 0.8
-    assert choose_site(net, IMAGE, None, budget=1.2).feature == "1"
-    assert choose_site(net, IMAGE, None, budget=1.02).feature == "2"  # the block is the wider of the two
+    assert choose_feature(net, IMAGE, None, budget=1.2).feature == "1"
+    assert choose_feature(net, IMAGE, None, budget=1.02).feature == "2"  # the block is the wider of the two
 
 
 def test_a_container_with_a_way_of_its_own_is_one_block() -> None:
@@ -117,7 +117,7 @@ def test_a_container_with_a_way_of_its_own_is_one_block() -> None:
 
     layers = {str(number): nn.Conv2d(8 + 4 * number, 4, 3, padding=1) for number in range(3)}
     net = nn.Sequential(nn.Conv2d(3, 8, 1), Dense(layers), Residual(20), nn.Flatten(), nn.Linear(1280, 3))
-    assert choose_site(net, IMAGE, None, budget=20.0).feature == "1"
+    assert choose_feature(net, IMAGE, None, budget=20.0).feature == "1"
 
 
 def test_what_runs_twice_or_is_of_no_image_is_not_chosen() -> None:
@@ -142,7 +142,7 @@ def test_what_runs_twice_or_is_of_no_image_is_not_chosen() -> None:
         ("where", r"the output of feature 'where' is of shape \(16, 8\) for 2 images"),
     ):
         with pytest.raises(ValueError, match=words):
-            choose_site(net, IMAGE, name, budget=9.0)
+            choose_feature(net, IMAGE, name, budget=9.0)
 
 
 def test_a_feature_of_whole_numbers_is_refused() -> None:
@@ -159,7 +159,7 @@ def test_a_feature_of_whole_numbers_is_refused() -> None:
             return self.head(self.codes(images.flatten(1)).float())
 
     with pytest.raises(ValueError, match=r"the output of feature 'codes' is of torch.int64; name a module"):
-        choose_site(Net(), IMAGE, "codes", budget=9.0)
+        choose_feature(Net(), IMAGE, "codes", budget=9.0)
 
 
 @pytest.mark.parametrize("feature", [None, "layer1.0"])
@@ -168,7 +168,7 @@ def test_looking_changes_nothing_in_the_source(feature: str | None) -> None:
     net.train()
     net.layer1.eval()  # type: ignore[union-attr]
     before, modes = _tiny.state(net), [module.training for module in net.modules()]
-    choose_site(net, torch.rand(1, 3, 8, 8), feature, budget=3.0)
+    choose_feature(net, torch.rand(1, 3, 8, 8), feature, budget=3.0)
     assert _tiny.same(before, net.state_dict())  # batch norm has counted nothing
     assert modes == [module.training for module in net.modules()]
     assert not any(module._forward_hooks for module in net.modules())
@@ -213,7 +213,7 @@ def test_a_map_with_channels_last_is_read_as_the_same_map(deep: bool) -> None:
 
 def test_a_source_with_channels_last_is_compressed_saved_and_loaded(tmp_path: Path) -> None:
     members = [made(Grid, 0), made(Grid, 1)]
-    site = choose_site(members[0], IMAGE, "blocks.0", budget=9.0)
+    site = choose_feature(members[0], IMAGE, "blocks.0", budget=9.0)
     assert "(its output is 4×4×24, channels last)" in site.words
     fast = quick(members, feature="blocks.0", budget=9.0)
     score = fast.each_bridge()[0].score
@@ -262,12 +262,12 @@ def test_a_compiled_source_is_read_by_its_own_names() -> None:
     compiled = torch.compile(net, backend="eager")
     assert uncompiled(compiled) is net
     assert uncompiled(net) is net
-    site, own = (choose_site(each, IMAGE, None, budget=3.0) for each in (compiled, net))
+    site, own = (choose_feature(each, IMAGE, None, budget=3.0) for each in (compiled, net))
     assert site.words == own.words
     expected = forward_with_features(net, IMAGE, "layer1.0")
     assert find_module(compiled, "_orig_mod.layer1.0") is find_module(compiled, "layer1.0") is net.layer1[0]  # type: ignore[index]
     for name in ("layer1.0", "_orig_mod.layer1.0"):
-        assert choose_site(compiled, IMAGE, name, budget=3.0).feature == "layer1.0"
+        assert choose_feature(compiled, IMAGE, name, budget=3.0).feature == "layer1.0"
         tap = FeatureExtractor(compiled, name)
         for found in (forward_with_features(compiled, IMAGE, name), tap(IMAGE)):
             assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
@@ -285,7 +285,7 @@ def test_only_a_part_of_the_source_may_be_compiled() -> None:
     net = made(Common).eval()
     expected = forward_with_features(net, IMAGE, "layer1.0")
     net.layer1 = torch.compile(net.layer1, backend="eager")  # type: ignore[assignment]
-    assert choose_site(net, IMAGE, None, budget=3.0).feature == "layer1.0"
+    assert choose_feature(net, IMAGE, None, budget=3.0).feature == "layer1.0"
     for _ in range(2):
         found = forward_with_features(net, IMAGE, "layer1.0")
         assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
@@ -319,6 +319,6 @@ def test_the_budget_that_is_advised_is_enough(width: int) -> None:
     net = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU(), nn.AvgPool2d(6), nn.Flatten(), nn.Linear(width, 3))
     image = torch.rand(1, 3, 8, 8)
     with pytest.raises(ValueError, match=r"the cheapest makes ×[\d.]+; raise budget") as caught:
-        choose_site(net, image, "1", budget=1.001)
+        choose_feature(net, image, "1", budget=1.001)
     advised = float(str(caught.value).split("×")[-1].split(";")[0])
-    assert choose_site(net, image, "1", budget=advised).macs_ratio <= advised
+    assert choose_feature(net, image, "1", budget=advised).macs_ratio <= advised

@@ -181,7 +181,7 @@ def test_senseless_options_are_refused_before_a_folder_is_made(
 
 def test_bridges_on_other_times_are_not_distilled_together(teacher: DiffusionBridge, tmp_path: Path) -> None:
     shorter = teacher.with_bridge(teacher.bridge.on_times((0.0, 0.4, 1.0)))
-    with pytest.raises(ValueError, match="must walk the same times; long, short do not"):
+    with pytest.raises(ValueError, match="must have the same times; long, short do not"):
         distill_together({"long": teacher, "short": shorter}, _runs.data(), CONFIG, tmp_path / "run")
     assert folders(tmp_path) == []
 

@@ -18,7 +18,7 @@ from ensbridge.experiments import evaluate_run, train_recipe
 from ensbridge.training import engine as engine_module
 from ensbridge.training import fit
 from ensbridge.training.checkpoint import load_checkpoint
-from ensbridge.training.distributed import Engine, World, find_world, join, one_voice
+from ensbridge.training.distributed import Engine, World, find_world, join, rank_zero_only
 
 several = pytest.mark.skipif(
     _world.FABRIC is None,
@@ -188,7 +188,7 @@ def test_captured_steps_of_several_processes_are_refused() -> None:
 
 def test_a_process_alone_has_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert join() is None
-    with one_voice() as speaks:
+    with rank_zero_only() as speaks:
         assert speaks
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")

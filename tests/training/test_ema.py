@@ -116,8 +116,8 @@ def test_the_average_keeps_the_old_and_the_swapped_one_the_new(
 
 def test_early_on_the_average_forgets_its_start() -> None:
     rule = EmaRule(0.99995)
-    assert [rule.keep(step) for step in (0, 1, 90)] == pytest.approx([0.1, 2 / 11, 0.91])
-    assert rule.keep(10**7) == 0.99995
+    assert [rule.decay_at(step) for step in (0, 1, 90)] == pytest.approx([0.1, 2 / 11, 0.91])
+    assert rule.decay_at(10**7) == 0.99995
 
 
 def test_a_bridge_follows_its_configurations_rule() -> None:

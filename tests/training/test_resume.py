@@ -17,7 +17,7 @@ import _runs
 from ensbridge.data import Augment, ImageSet
 from ensbridge.training import checkpoint, fit
 from ensbridge.training.checkpoint import load_checkpoint
-from ensbridge.training.fit import OutOfTime
+from ensbridge.training.fit import TimeBudgetExceeded
 
 KINDS = _runs.KINDS
 Run = _runs.Run
@@ -182,7 +182,7 @@ def test_at_its_deadline_a_run_stops_at_a_checkpoint_and_goes_on_from_there(
     kind: str, whole: dict[str, Run], tmp_path: Path
 ) -> None:
     for step in range(1, 6):  # a deadline that is over allows one step
-        with pytest.raises(OutOfTime, match=f"run is at step {step} of 12"):
+        with pytest.raises(TimeBudgetExceeded, match=f"run is at step {step} of 12"):
             fit(_runs.method(kind), _runs.data(), _runs.config(kind), tmp_path / "run", deadline=0.0)
     done = _runs.finish(kind, tmp_path / "run", whole)
     assert done.resumed_from == 5
@@ -196,7 +196,7 @@ def test_at_its_deadline_the_student_has_the_averaged_weights_of_the_checkpoint(
 ) -> None:
     method = _runs.method(kind)
     _runs.begin(kind, tmp_path, until=5)
-    with pytest.raises(OutOfTime, match="at step 5 of 12"):
+    with pytest.raises(TimeBudgetExceeded, match="at step 5 of 12"):
         fit(method, _runs.data(), _runs.config(kind), tmp_path, deadline=0.0)
     tensors, _ = load_checkpoint(_runs.checkpoints(tmp_path)[-1])
     state = _runs.state(method.student)

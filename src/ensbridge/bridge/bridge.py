@@ -15,7 +15,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from ensbridge.bridge.sampler import walk
+from ensbridge.bridge.sampler import sample
 from ensbridge.bridge.schedule import BridgeSchedule, PosteriorVariance, TemperatureLaw
 
 ZInput = Literal["paper", "dead", "none", "informative"]
@@ -105,9 +105,9 @@ class BridgeConfig:
 
 
 class Bridge(AbstractBridge):
-    """The part that is kept: a score network and the walk that it steers.
+    """The part that is kept: a score network and the sampling that it steers.
 
-    `times` is the grid that it walks, the schedule's own unless given; `(0, 1)` is one step.
+    `times` is the time grid of sampling, the schedule's own unless given; `(0, 1)` is one step.
 
     >>> from ensbridge.models import ScoreNet
     >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
@@ -125,11 +125,11 @@ class Bridge(AbstractBridge):
         self.schedule = self.config.schedule
         self.times = tuple(self.schedule.times().tolist() if times is None else times)
         if len(self.times) < 2 or self.times[0] != 0 or self.times[-1] != 1:
-            raise ValueError(f"times are {self.times}; a bridge walks from 1 to 0, give such as (0.0, 1.0)")
+            raise ValueError(f"times are {self.times}; they must rise from 0 to 1, such as (0.0, 1.0)")
         self.steps = len(self.times) - 1
 
     def one_step(self) -> Bridge:
-        """A copy with the same weights that walks in one step."""
+        """A copy with the same weights that is sampled in one step."""
         return self.on_times((0.0, 1.0))
 
     def on_times(self, times: Sequence[float]) -> Bridge:
@@ -161,9 +161,9 @@ class Bridge(AbstractBridge):
     def path(
         self, h: Tensor, source_logits: Tensor, generator: torch.Generator | None = None
     ) -> list[Tensor]:
-        """Every stop of the walk [Z_1, …, Z_0].
+        """Every state of a sample [Z_1, …, Z_0].
 
-        Without a generator the walk repeats itself: steps take their posterior's mean, and where the
+        Without a generator sampling is deterministic: steps take their posterior's mean, and where the
         configuration insists on draws (a drawn temperature, the released code's noise in every step)
         they come anew from the same seed at each call.
         """
@@ -176,7 +176,7 @@ class Bridge(AbstractBridge):
             rows = (len(source_logits), 1)
             temperature = self.config.temperature.sample(rows, generator, source_logits.device)
         z1 = self.start(source_logits, temperature)
-        return walk(self.epsilon, self.schedule, z1, h, self.times, generator, noise=noisy)
+        return sample(self.epsilon, self.schedule, z1, h, self.times, generator, noise=noisy)
 
     def forward(self, h: Tensor, source_logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Z_0, the logits (B, K) that stand in for the ensemble's."""

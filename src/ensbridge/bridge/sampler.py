@@ -1,7 +1,7 @@
-"""Walking the bridge from the source's logits Z_1 to the ensemble's Z_0.
+"""Sampling the bridge from the source's logits Z_1 to the ensemble's Z_0.
 
 Pure functions of (score, schedule, z1, h, generator). A score is any function ε(h, z_t, t) -> (B, K); the
-walk only asks the schedule for its posterior, so that any time grid and any score can be tried.
+sampler only asks the schedule for its posterior, so that any time grid and any score can be tried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def estimate_z0(score: Score, schedule: BridgeSchedule, z_t: Tensor, h: Tensor, t: Tensor) -> Tensor:
-    """One look at the end of the bridge from time t: Ẑ_0 = Z_t - sigma_t·ε(h, Z_t, t).
+    """One estimate of the end of the bridge from time t: Ẑ_0 = Z_t - sigma_t·ε(h, Z_t, t).
 
     >>> schedule = BridgeSchedule()
     >>> exact = lambda h, z_t, t: (z_t - h) / schedule.sigma(t)[:, None]
@@ -29,7 +29,7 @@ def estimate_z0(score: Score, schedule: BridgeSchedule, z_t: Tensor, h: Tensor, 
     return z_t - schedule.sigma(t.to(z_t.dtype))[:, None] * score(h, z_t, t)
 
 
-def walk(
+def sample(
     score: Score,
     schedule: BridgeSchedule,
     z1: Tensor,
@@ -38,15 +38,15 @@ def walk(
     generator: torch.Generator | None = None,
     noise: bool = True,
 ) -> list[Tensor]:
-    """Walk from z1 to Z_0 and return every stop [Z_1, …, Z_0].
+    """Sample the bridge from z1 to Z_0 and return every state [Z_1, …, Z_0].
 
-    `times` is any increasing grid inside [0, 1], the schedule's own by default; the walk starts at its last
+    `times` is any increasing grid inside [0, 1], the schedule's own by default; sampling starts at its last
     time, where the state is `z1`, and ends at its first. With `noise=False` each step takes its posterior's
-    mean: the deterministic walk.
+    mean, which is deterministic.
 
     >>> schedule = BridgeSchedule(num_steps=3)
     >>> exact = lambda h, z_t, t: (z_t - h) / schedule.sigma(t)[:, None]
-    >>> path = walk(exact, schedule, torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), noise=False)
+    >>> path = sample(exact, schedule, torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), noise=False)
     >>> len(path), [round(value, 3) for value in path[-1][0].tolist()]
     (4, [1.0, -1.0])
     """

@@ -39,9 +39,9 @@ def quickstart(
     from ensbridge.evaluation.scores import summarise
     from ensbridge.experiments import Plan, run_recipe
     from ensbridge.report import write_report
-    from ensbridge.training.distributed import one_voice
+    from ensbridge.training.distributed import rank_zero_only
 
-    with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
+    with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as reporter:
         scores = run_recipe(Plan("digits"), out, seed, reporter)
     if not speaks:
         return
@@ -89,8 +89,8 @@ def train(
     from ensbridge.experiments import Plan, train_recipe
     from ensbridge.experiments import dry_run as describe_training
     from ensbridge.experiments.table import STAGES
-    from ensbridge.training.distributed import one_voice
-    from ensbridge.training.fit import OutOfTime
+    from ensbridge.training.distributed import rank_zero_only
+    from ensbridge.training.fit import TimeBudgetExceeded
 
     plan = Plan(recipe, preset, tuple(changes or ()), schedule)  # type: ignore[arg-type]
     asked = dict.fromkeys(stage or ["all"])
@@ -98,7 +98,7 @@ def train(
     folder = out or Path("runs") / recipe
     words = f"{folder} is trained: {', '.join(stages)}. To measure it: {command('evaluate', folder)}"
     try:
-        with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
+        with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as reporter:
             lines = describe_training(plan, stages)
             if dry_run:
                 words = "\n".join(lines) + f"\n\nNothing was trained. The run would be in {folder}."
@@ -106,7 +106,7 @@ def train(
                 train_recipe(plan, folder, seed, stages, reporter, device, budget_minutes)
         if speaks:
             say(words)
-    except OutOfTime as error:
+    except TimeBudgetExceeded as error:
         fail(f"{budget_minutes:g} minutes are over, {error}; run the same command again to go on", code=3)
 
 
@@ -127,11 +127,11 @@ def evaluate(
     """
     from ensbridge.evaluation.scores import summarise
     from ensbridge.experiments import check_runs, evaluate_run
-    from ensbridge.training.distributed import one_voice
+    from ensbridge.training.distributed import rank_zero_only
 
     check_runs(runs)
     scores = []
-    with one_voice() as speaks, progress_bars(quiet or not speaks) as reporter:
+    with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as reporter:
         for run in runs:
             found, missing = evaluate_run(run, reporter=reporter, corrupted=corrupted)
             scores.append(found)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ensbridge.data.cifar import read_corrupted as read_corrupted
     from ensbridge.data.dataset_info import CIFAR10_CLASSES as CIFAR10_CLASSES
     from ensbridge.data.dataset_info import CIFAR100_CLASSES as CIFAR100_CLASSES
-    from ensbridge.data.dataset_info import KNOWN as KNOWN
+    from ensbridge.data.dataset_info import DATASETS as DATASETS
     from ensbridge.data.dataset_info import class_names as class_names
     from ensbridge.data.digits import Splits as Splits
     from ensbridge.data.digits import load_digits as load_digits
@@ -41,7 +41,7 @@ _HOMES = {
     "class_folders": "folder",
     "CIFAR10_CLASSES": "dataset_info",
     "CIFAR100_CLASSES": "dataset_info",
-    "KNOWN": "dataset_info",
+    "DATASETS": "dataset_info",
     "class_names": "dataset_info",
     "list_sets": "list_datasets",
     "ImageSet": "loader",

@@ -20,7 +20,7 @@ def silent(name: str, total: int) -> Callable[[int], None]:
 
 
 @dataclass(frozen=True)
-class KnownSet:
+class DatasetInfo:
     """A public set. `checksum` knows its pixels and labels in any order, `ordered` in the official one."""
 
     name: str
@@ -80,10 +80,10 @@ def _sum(counts: tuple[int, ...]) -> str:
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 _CIFAR = (40_960, 9_040, 10_000)
-KNOWN = {
+DATASETS = {
     each.name: each
     for each in (
-        KnownSet(
+        DatasetInfo(
             "cifar10",
             "CIFAR-10",
             "cifar-10-batches-py",
@@ -96,7 +96,7 @@ KNOWN = {
             "e9a2e39f3d653f9662844cc7b8b8d7bc35b2f2f9480038978ed9a6c47cca8131",
             "466a633d4657afd556ed0f777ece6e25705e73629fb3464a387a156cf3555444",
         ),
-        KnownSet(
+        DatasetInfo(
             "cifar100",
             "CIFAR-100",
             "cifar-100-python",
@@ -108,7 +108,7 @@ KNOWN = {
             169_001_437,
             "b1356ffe4ee7bf3c03f32ee698d2214bced467a2d80d7986b3389ceb1197c7ba",
         ),
-        KnownSet(
+        DatasetInfo(
             "tiny-imagenet",
             "Tiny ImageNet",
             "tiny-imagenet-200",
@@ -119,23 +119,23 @@ KNOWN = {
             "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
             248_100_043,
         ),
-        KnownSet("imagenet64", "ImageNet64", "imagenet64", (1_231_167, 50_000, 50_000), (3, 64, 64), 1000),
+        DatasetInfo("imagenet64", "ImageNet64", "imagenet64", (1_231_167, 50_000, 50_000), (3, 64, 64), 1000),
     )
 }
 
 
-def known_set(name: str) -> KnownSet:
+def find_dataset(name: str) -> DatasetInfo:
     """The set of that name.
 
-    >>> known_set("cifar10").counts
+    >>> find_dataset("cifar10").counts
     (40960, 9040, 10000)
-    >>> known_set("cifar11")
+    >>> find_dataset("cifar11")
     Traceback (most recent call last):
     ValueError: 'cifar11' is not a known set; there are: cifar10, cifar100, tiny-imagenet, imagenet64
     """
-    if name not in KNOWN:
-        raise ValueError(f"{name!r} is not a known set; there are: {', '.join(KNOWN)}")
-    return KNOWN[name]
+    if name not in DATASETS:
+        raise ValueError(f"{name!r} is not a known set; there are: {', '.join(DATASETS)}")
+    return DATASETS[name]
 
 
 def default_root() -> Path:
@@ -163,6 +163,6 @@ def class_names(name: str) -> tuple[str, ...]:
     >>> class_names("cifar10")[:3], class_names("tiny-imagenet")[:3]
     (('airplane', 'automobile', 'bird'), ('0', '1', '2'))
     """
-    known = known_set(name)
+    known = find_dataset(name)
     given = {"cifar10": CIFAR10_CLASSES, "cifar100": CIFAR100_CLASSES}
     return given.get(name) or tuple(map(str, range(known.classes)))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ensbridge.data.arrays import shapes_in
 from ensbridge.data.checks import checksum
-from ensbridge.data.dataset_info import KNOWN, KnownSet, Stage, silent
+from ensbridge.data.dataset_info import DATASETS, DatasetInfo, Stage, silent
 from ensbridge.data.digits import Splits
 from ensbridge.data.reading import find, layout_of, open_path
 
@@ -26,7 +26,7 @@ def list_sets(root: Path | str, check: bool = False, stage: Stage = silent) -> l
     root = Path(root)
     if root.exists() and not root.is_dir():
         raise ValueError(f"{root} is a file where a folder is expected; choose another path")
-    places = {known.name: find(known, root) for known in KNOWN.values()}
+    places = {known.name: find(known, root) for known in DATASETS.values()}
     found = [_describe(name, place, root, check, stage) for name, place in places.items()]
     others = sorted(root.iterdir()) if root.is_dir() else []
     for place in others:
@@ -37,7 +37,7 @@ def list_sets(root: Path | str, check: bool = False, stage: Stage = silent) -> l
 
 
 def _describe(name: str, place: Path | None, root: Path, check: bool, stage: Stage) -> Found:
-    known = KNOWN.get(name)
+    known = DATASETS.get(name)
     if place is None:
         return Found(name, None, f"not there; {known.remedy(root)}" if known else "not there")
     try:
@@ -62,7 +62,7 @@ def _glance(place: Path) -> str:
     return f"{' + '.join(parts)} images, {place.stat().st_size / 1e6:,.0f} MB"
 
 
-def _checked(known: KnownSet | None, place: Path, stage: Stage) -> str:
+def _checked(known: DatasetInfo | None, place: Path, stage: Stage) -> str:
     splits = open_path(place, stage)
     if known is None:
         return f"{_counts(splits)}; sha256 {checksum(splits)[:16]}…, in any order"
@@ -70,7 +70,7 @@ def _checked(known: KnownSet | None, place: Path, stage: Stage) -> str:
     return f"{_counts(splits)}; {_verdict(known, splits)}"
 
 
-def _verdict(known: KnownSet, splits: Splits) -> str:
+def _verdict(known: DatasetInfo, splits: Splits) -> str:
     if not known.checksum:
         return "numbers and shapes are right (no checksum of its pixels is known)"
     if not known.ordered:

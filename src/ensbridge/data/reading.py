@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ensbridge.data.arrays import read_npz
 from ensbridge.data.cifar import CIFAR10, CIFAR100, read_cifar
-from ensbridge.data.dataset_info import KNOWN, KnownSet, Stage, default_root, silent
+from ensbridge.data.dataset_info import DATASETS, DatasetInfo, Stage, default_root, silent
 from ensbridge.data.digits import Splits
 from ensbridge.data.folder import read_image_folder
 from ensbridge.data.image_io import LARGEST_FILE
@@ -29,8 +29,8 @@ def open_splits(source: Path | str, root: Path | str | None = None, stage: Stage
     Traceback (most recent call last):
     ValueError: cifar10 is not in /nowhere; to get it: ensbridge data get cifar10 --root /nowhere
     """
-    if isinstance(source, str) and source in KNOWN:
-        known, folder = KNOWN[source], Path(default_root() if root is None else root)
+    if isinstance(source, str) and source in DATASETS:
+        known, folder = DATASETS[source], Path(default_root() if root is None else root)
         place = find(known, folder)
         if place is None:
             raise ValueError(f"{source} is not in {folder}; {known.remedy(folder)}")
@@ -38,12 +38,12 @@ def open_splits(source: Path | str, root: Path | str | None = None, stage: Stage
         known.check(splits, place)
         return splits
     if not Path(source).exists():
-        names = ", ".join(KNOWN)
+        names = ", ".join(DATASETS)
         raise ValueError(f"{source} does not exist, nor is it a known set; those are: {names}")
     return open_path(Path(source), stage)
 
 
-def find(known: KnownSet, root: Path) -> Path | None:
+def find(known: DatasetInfo, root: Path) -> Path | None:
     """Where a known set lies in `root`: as an `.npz`, or in its official layout."""
     for place in (root / f"{known.name}.npz", root / known.folder):
         if place.exists():

@@ -23,7 +23,7 @@ LANES = ("source", "bridges", "members")  # modules, or lists of them, that may 
 WARM_UP = 3
 
 
-def capture(model: nn.Module, images: Tensor) -> Captured:
+def capture(model: nn.Module, images: Tensor) -> CUDAGraphModel:
     """A model for batches like `images`, compiled and captured in one CUDA graph; it is only run.
 
     For serving on a GPU: `run = capture(fast.cuda(), images)`, then `run(images)` for images of that shape
@@ -37,7 +37,7 @@ def capture(model: nn.Module, images: Tensor) -> Captured:
         raise ValueError(f"images to capture are on the {images.device}; a CUDA graph needs them on a GPU")
     if isinstance(model, FastEnsemble):
         model = prepare_for_inference(model)
-    split, lanes = split_lanes(model, images)
+    split, lanes = split_streams(model, images)
     for name in lanes:
         compiled = torch.compile(split.get_submodule(name), dynamic=False, options={"freezing": True})
         setattr(split, name, compiled)
@@ -53,10 +53,10 @@ def capture(model: nn.Module, images: Tensor) -> Captured:
         # Other threads may run models meanwhile, and allocate.
         with torch.cuda.graph(graph, stream=first, capture_error_mode="thread_local"):
             logits = owner.run(images)[0]
-    return Captured(graph, images, logits, owner)
+    return CUDAGraphModel(graph, images, logits, owner)
 
 
-class Captured:
+class CUDAGraphModel:
     """A captured model: images (B, …) of one shape in, logits (B, K) out. `capture` makes it.
 
     The graph reads and writes the same memory with each replay. So threads take turns, and so does their work
@@ -93,7 +93,7 @@ class Captured:
         )
 
 
-def split_lanes(model: nn.Module, images: Tensor) -> tuple[fx.GraphModule, dict[str, str]]:
+def split_streams(model: nn.Module, images: Tensor) -> tuple[fx.GraphModule, dict[str, str]]:
     """A model as a graph of parts, and the lane of each; a part waits for what it uses alone.
 
     A lane is the source, a bridge, a member, or what joins them. It is cut where another lane needs a value
@@ -101,7 +101,7 @@ def split_lanes(model: nn.Module, images: Tensor) -> tuple[fx.GraphModule, dict[
 
     >>> from ensbridge.models.ensemble import Ensemble
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
-    >>> split, lanes = split_lanes(Ensemble(nets), torch.rand(5, 1, 2, 2))
+    >>> split, lanes = split_streams(Ensemble(nets), torch.rand(5, 1, 2, 2))
     >>> sorted(lanes.values()), split(torch.rand(5, 1, 2, 2))[0].shape
     (['', 'members.0', 'members.1'], torch.Size([5, 3]))
     """

@@ -37,7 +37,7 @@ class InferenceModel(AbstractFastEnsemble):
         super().__init__()
         fast = copy.deepcopy(fast).eval().requires_grad_(False)
         self.source, self.feature = fast.source, fast.feature
-        self.temperature, self.source_share = fast.temperature, fast.source_share
+        self.temperature, self.source_logit_weight = fast.temperature, fast.source_logit_weight
         self.average_source = fast.average_source
         self.bridges = nn.ModuleList(_prepare(bridge) for bridge in fast.bridges)
 

@@ -1,4 +1,4 @@
-"""Models and data in, `Scores` out: every row on the same images, beside the same ladder of ensembles."""
+"""Models and data in, `Scores` out: every row on the same images, beside the same ensembles DE-1 … DE-M."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ensbridge import metrics
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.data.loader import ImageSet, as_image_set
-from ensbridge.evaluation.predict import Advance, predict, predict_each, predict_ladder, unheard
+from ensbridge.evaluation.predict import Advance, predict, predict_by_size, predict_each, unheard
 from ensbridge.evaluation.scores import Bin, ModelInfo, Reliability, Row, Scores, find_control
 from ensbridge.metrics.checks import checked_labels
 from ensbridge.metrics.cost import count_macs, count_params
@@ -42,7 +42,7 @@ def evaluate(
 ) -> Scores:
     """Measure classifiers that return logits (B, K) on labelled images.
 
-    `reference` is the ensemble whose members 1..k make the ladder DE-1 … DE-M for DEE, and whose first
+    `reference` is the ensemble whose members 1..k make DE-1 … DE-M for DEE, and whose first
     member is the unit of cost; the largest Ensemble among `models` unless given. `target` is the size of
     the ensemble to which the gap is measured, all of the reference unless given. `val` with labels fits
     the temperature of the calibrated NLL. `info` says what models are where they do not show it, such as
@@ -58,16 +58,18 @@ def evaluate(
     if not models:
         raise ValueError("there are 0 models to evaluate; give at least 1")
     reference = _find_reference(models) if reference is None else reference
-    ruler = Ruler(reference, test, val, target, batch_size, engine, seed=seed)
-    rows = ruler.measure(models, info)
-    names = tuple(map(str, range(ruler.classes)) if class_names is None else class_names)
-    if len(names) != ruler.classes:
-        raise ValueError(f"class_names are {len(names)}; the members have {ruler.classes} classes")
-    return Scores(dataset, seed, names, environment(ruler.test.images.device), rows, target=ruler.target)
+    evaluator = Evaluator(reference, test, val, target, batch_size, engine, seed=seed)
+    rows = evaluator.measure(models, info)
+    names = tuple(map(str, range(evaluator.classes)) if class_names is None else class_names)
+    if len(names) != evaluator.classes:
+        raise ValueError(f"class_names are {len(names)}; the members have {evaluator.classes} classes")
+    return Scores(
+        dataset, seed, names, environment(evaluator.test.images.device), rows, target=evaluator.target
+    )
 
 
-class Ruler:
-    """What every model is measured against: the test split, the ladder DE-1 … DE-M, and its costs."""
+class Evaluator:
+    """What every model is measured against: the test split, the ensembles DE-1 … DE-M, and the costs."""
 
     def __init__(
         self,
@@ -77,11 +79,11 @@ class Ruler:
         target: int | None = None,
         batch_size: int = 256,
         engine: Engine | None = None,
-        ladder: list[Tensor] | None = None,
+        by_size: list[Tensor] | None = None,
         advance: Advance = unheard,
         seed: int = 0,
     ) -> None:
-        """Run every member, unless their `ladder` on the test split is known; `seed` is that of the rows."""
+        """Run every member, unless `by_size`, the predictions of DE-1 … DE-M on the test split, is known."""
         self.reference, self.batch_size, self.engine, self.advance = reference, batch_size, engine, advance
         self.seed = seed
         self.target = len(reference) if target is None else target
@@ -89,18 +91,18 @@ class Ruler:
             raise ValueError(f"target is {target}; the reference has {len(reference)} members")
         self.test, self.labels = _labelled(test, "test")
         self.val, self.val_labels = (None, None) if val is None else _labelled(val, "val")
-        self._check_labels(ladder)
-        self.ladder = ladder or predict_ladder(reference, self.test, batch_size, engine, advance)
-        self.val_ladder = (
-            None if self.val is None else predict_ladder(reference, self.val, batch_size, engine, advance)
+        self._check_labels(by_size)
+        self.by_size = by_size or predict_by_size(reference, self.test, batch_size, engine, advance)
+        self.val_by_size = (
+            None if self.val is None else predict_by_size(reference, self.val, batch_size, engine, advance)
         )
-        self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.ladder]
+        self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.by_size]
         self.image = self.test.batch(torch.arange(1, device=self.test.images.device))[0]
 
-    def _check_labels(self, ladder: list[Tensor] | None) -> None:
+    def _check_labels(self, by_size: list[Tensor] | None) -> None:
         """Refuse labels that are no classes of the members before these see more than one image."""
         one = self.test.subset(torch.arange(1, device=self.test.images.device))
-        classes = (ladder[0] if ladder else predict(self.reference.source, one)).shape[1]
+        classes = (by_size[0] if by_size else predict(self.reference.source, one)).shape[1]
         for labels in (self.labels, self.val_labels):
             if labels is not None:
                 checked_labels(labels, classes)
@@ -108,7 +110,7 @@ class Ruler:
     @property
     def classes(self) -> int:
         """The number of classes."""
-        return self.ladder[0].shape[1]
+        return self.by_size[0].shape[1]
 
     def measure(
         self,
@@ -133,8 +135,8 @@ class Ruler:
         self, models: Mapping[str, nn.Module], info: Mapping[str, ModelInfo], known: Mapping[str, Tensor]
     ) -> dict[str, tuple[Row, Tensor]]:
         """Rows of models that are run together, and each image's NLL."""
-        rungs = {name: _rung(model, self.reference) for name, model in models.items()}
-        others = {name: model for name, model in models.items() if not rungs[name]}
+        ensemble_sizes = {name: _ensemble_size(model, self.reference) for name, model in models.items()}
+        others = {name: model for name, model in models.items() if not ensemble_sizes[name]}
         new = {name: model for name, model in others.items() if name not in known}
         answers = {**known, **self._predict(new, self.test)}
         for name in others:
@@ -142,14 +144,17 @@ class Ruler:
                 raise ValueError(
                     f"{name!r} has {own} classes, the members {self.classes}; compare models of the same"
                 )
-        temperatures = self._temperatures(others, {*rungs.values()} - {0})
+        temperatures = self._temperatures(others, {*ensemble_sizes.values()} - {0})
         found = {}
         for name, model in models.items():
-            rung = rungs[name]
-            log_probs = self.ladder[rung - 1] if rung else answers[name]
+            ensemble_size = ensemble_sizes[name]
+            log_probs = self.by_size[ensemble_size - 1] if ensemble_size else answers[name]
             nlls = metrics.nll_per_image(log_probs, self.labels)
-            temperature = temperatures.get(rung or name)
-            found[name] = self._row(name, model, info.get(name), log_probs, nlls, rung, temperature), nlls
+            temperature = temperatures.get(ensemble_size or name)
+            found[name] = (
+                self._row(name, model, info.get(name), log_probs, nlls, ensemble_size, temperature),
+                nlls,
+            )
         return found
 
     def _row(
@@ -159,16 +164,16 @@ class Ruler:
         info: ModelInfo | None,
         log_probs: Tensor,
         own: Tensor,
-        rung: int,
+        ensemble_size: int,
         temperature: float | None,
     ) -> Row:
         size = self.target
         gap, error = None, None
-        if not rung and size > 1:
+        if not ensemble_size and size > 1:
             gap, error = metrics.gap_closed(self.nlls[0].numpy(), own.numpy(), self.nlls[size - 1].numpy())
-        ladder_nll = [each.mean().item() for each in self.nlls]
+        nll_by_size = [each.mean().item() for each in self.nlls]
         measured, reliability = _measured(log_probs, self.labels, temperature)
-        info = ModelInfo("DE", rung) if rung else info or infer_info(model)
+        info = ModelInfo("DE", ensemble_size) if ensemble_size else info or infer_info(model)
         return Row(
             model=name,
             **vars(info),
@@ -180,7 +185,7 @@ class Ruler:
             ece=measured["ece"],
             cnll=None if temperature is None else measured["cnll"],
             temperature=temperature,
-            dee=float(rung) if rung else metrics.format_dee(measured["nll"], ladder_nll),
+            dee=float(ensemble_size) if ensemble_size else metrics.format_dee(measured["nll"], nll_by_size),
             gap=gap,
             gap_error=error,
             reliability=reliability,
@@ -188,9 +193,9 @@ class Ruler:
 
     def _temperatures(self, models: Mapping[str, nn.Module], sizes: set[int]) -> dict[str | int, float]:
         """What calibrates each model, and the reference in each of the sizes; without validation nothing."""
-        if self.val is None or self.val_ladder is None or self.val_labels is None:
+        if self.val is None or self.val_by_size is None or self.val_labels is None:
             return {}
-        answers: dict[str | int, Tensor] = {size: self.val_ladder[size - 1] for size in sizes}
+        answers: dict[str | int, Tensor] = {size: self.val_by_size[size - 1] for size in sizes}
         answers |= self._predict(models, self.val)
         return {key: metrics.fit_temperature(each, self.val_labels) for key, each in answers.items()}
 
@@ -249,7 +254,7 @@ def _beside_control(row: Row, rows: Mapping[str, Row], nlls: Mapping[str, Tensor
     )
 
 
-def _rung(model: nn.Module, reference: Ensemble) -> int:
+def _ensemble_size(model: nn.Module, reference: Ensemble) -> int:
     """k where the model is DE-k of the reference, else 0."""
     members = list(model.members) if isinstance(model, Ensemble) else [model]
     same = len(members) <= len(reference)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.data.loader import Data, ImageSet, collect
-from ensbridge.evaluation.evaluate import Ruler
+from ensbridge.evaluation.evaluate import Evaluator
 from ensbridge.evaluation.predict import predict, predict_each
 from ensbridge.evaluation.scores import Row
 from ensbridge.metrics import (
@@ -43,7 +43,7 @@ class Fidelity:
 
     images: int
     temperature: float  # by which calibration divides the network's logits; 1 where there was none
-    source_share: float  # how much of the source's logits it adds before that; 0 where there was none
+    source_logit_weight: float  # how much of the source's logits it adds before that; 0 where there was none
     kl: float  # before calibration
     kl_error: float
     source_kl: float  # of the source alone: where the bridges started
@@ -58,7 +58,7 @@ class Fidelity:
     verdict: str
 
     def __str__(self) -> str:
-        before = "" if (self.temperature, self.source_share) == (1, 0) else " before calibration"
+        before = "" if (self.temperature, self.source_logit_weight) == (1, 0) else " before calibration"
         lines = [
             f"KL to the ensemble {self.kl:.4f} ± {self.kl_error:.4f}{before} (source alone "
             f"{self.source_kl:.4f})",
@@ -100,18 +100,18 @@ def measure_fidelity(
     few = data.subset(torch.arange(min(TRIED, len(data)), device=data.images.device))
     _check(fast, ensemble, few, data.labels)
     costs = _costs(fast, ensemble, few)
-    *ladder, ours = predict_each({**ensemble.ladder(), "this": fast}, data).values()
-    real, source = ladder[-1], ladder[0]
+    *by_size, ours = predict_each({**ensemble.by_size(), "this": fast}, data).values()
+    real, source = by_size[-1], by_size[0]
     # As before calibration; the source's log-probabilities are its logits but for a constant.
-    raw = (ours * fast.temperature - fast.source_share * source).log_softmax(-1)
+    raw = (ours * fast.temperature - fast.source_logit_weight * source).log_softmax(-1)
     kls, source_kls = kl_per_image(real, raw), kl_per_image(real, source)
     rows: dict[str, Row] = {}
     if data.labels is not None:
-        ruler = Ruler(ensemble, data, ladder=ladder)
+        evaluator = Evaluator(ensemble, data, by_size=by_size)
         models = {"source": ensemble.source, "this": fast, "ensemble": ensemble}
-        rows = dict(zip(models, ruler.measure(models, known={"this": ours}), strict=True))
-        rows["this"] = _before_calibration(rows["this"], ruler, raw)
-        best = [_best_nll(each, data.labels) for each in ladder]
+        rows = dict(zip(models, evaluator.measure(models, known={"this": ours}), strict=True))
+        rows["this"] = _before_calibration(rows["this"], evaluator, raw)
+        best = [_best_nll(each, data.labels) for each in by_size]
         nearer = kls.mean().item() < source_kls.mean().item()
         own = nll_per_image(ours, data.labels)
         worth_it, verdict = _labelled_verdict(rows["source"].nll, best, own, nearer, costs)
@@ -120,7 +120,7 @@ def measure_fidelity(
     return Fidelity(
         images=len(data),
         temperature=fast.temperature,
-        source_share=fast.source_share,
+        source_logit_weight=fast.source_logit_weight,
         kl=kls.mean().item(),
         kl_error=standard_error(kls),
         source_kl=source_kls.mean().item(),
@@ -164,11 +164,11 @@ def _check(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet, labels: Tensor
         checked_labels(labels, mine.shape[1])
 
 
-def _before_calibration(row: Row, ruler: Ruler, raw: Tensor) -> Row:
+def _before_calibration(row: Row, evaluator: Evaluator, raw: Tensor) -> Row:
     """The row with DEE and gap before calibration, since the members beside it are not calibrated."""
-    nlls = nll_per_image(raw, ruler.labels)
-    gap, error = gap_closed(ruler.nlls[0].numpy(), nlls.numpy(), ruler.nlls[-1].numpy())
-    dee = format_dee(nlls.mean().item(), [each.mean().item() for each in ruler.nlls])
+    nlls = nll_per_image(raw, evaluator.labels)
+    gap, error = gap_closed(evaluator.nlls[0].numpy(), nlls.numpy(), evaluator.nlls[-1].numpy())
+    dee = format_dee(nlls.mean().item(), [each.mean().item() for each in evaluator.nlls])
     return replace(row, dee=dee, gap=gap, gap_error=error)
 
 
@@ -178,19 +178,19 @@ def _best_nll(log_probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _labelled_verdict(
-    source_nll: float, ladder: Sequence[Tensor], own: Tensor, nearer: bool, costs: _Costs
+    source_nll: float, by_size: Sequence[Tensor], own: Tensor, nearer: bool, costs: _Costs
 ) -> tuple[bool, str]:
     """By NLL on labels: clearly better than the source could be, and than real members of the same cost.
 
-    `ladder` has the NLL of DE-1 … DE-M at their best temperatures, for each image, as `own` has it.
+    `by_size` has the NLL of DE-1 … DE-M at their best temperatures, for each image, as `own` has it.
     """
-    gain, nll = ladder[0] - own, own.mean().item()
+    gain, nll = by_size[0] - own, own.mean().item()
     mean, error = gain.mean().item(), standard_error(gain)
-    best = [each.mean().item() for each in ladder]
+    best = [each.mean().item() for each in by_size]
     change = f"NLL {source_nll:.4f}, {best[0]:.4f} with the best temperature, → {nll:.4f}"
     if mean < CLEAR * error or mean <= 0:
         advice = "train longer, give more images, or raise budget"
-        room = ladder[0] - ladder[-1]
+        room = by_size[0] - by_size[-1]
         if room.mean().item() < CLEAR * standard_error(room) or room.mean().item() <= 0:
             advice = f"nor is the ensemble itself (NLL {best[-1]:.4f} likewise): give better members"
         return False, (

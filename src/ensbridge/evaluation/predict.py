@@ -104,7 +104,7 @@ def predict_batch(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, 
     return {name: at_least_float32(logits(model)).log_softmax(-1) for name, model in models.items()}
 
 
-def predict_ladder(
+def predict_by_size(
     ensemble: Ensemble,
     data: ImageSet,
     batch_size: int = 256,
@@ -112,4 +112,4 @@ def predict_ladder(
     advance: Advance = unheard,
 ) -> list[Tensor]:
     """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
-    return list(predict_each(ensemble.ladder(), data, batch_size, engine, advance).values())
+    return list(predict_each(ensemble.by_size(), data, batch_size, engine, advance).values())

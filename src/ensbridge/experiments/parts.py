@@ -23,7 +23,7 @@ from ensbridge.methods.ensemble_distillation import EnsembleDistillation
 from ensbridge.methods.step_distillation import StepDistillation
 from ensbridge.models.ensemble import Ensemble, member_groups
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.training.config import OwnOrders, derive_seed
+from ensbridge.training.config import PerMemberShuffle, derive_seed
 from ensbridge.training.distill import distillation_grids, stage_name
 
 Group = tuple[int, ...]  # members by index
@@ -44,7 +44,7 @@ def _member_job(recipe: Recipe, seed: int, group: Group) -> Job:
     if len(group) == 1:
         config, names, label = replace(recipe.member_fit, seed=seeds[0]), ["member"], "member"
     else:
-        config = OwnOrders.of(recipe.member_fit, seeds)
+        config = PerMemberShuffle.of(recipe.member_fit, seeds)
         names = [f"member-{index + 1}" for index in group]
         label = f"member, {len(group)} at a time"
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from ensbridge._aliases import upgrade_config
 from ensbridge.data.digits import Splits
-from ensbridge.evaluation.evaluate import Ruler, environment
+from ensbridge.evaluation.evaluate import Evaluator, environment
 from ensbridge.evaluation.robustness import KEPT, add_corrupted, check_corrupted
 from ensbridge.evaluation.scores import (
     ModelInfo,
@@ -54,7 +54,7 @@ def train_recipe(
     """Train the stages of a recipe in the folder `out`, or what is left of them; members come first.
 
     It trains on a GPU where there is one and the recipe is worth it, or on `device`. After so many `minutes`
-    it stops at a checkpoint with `OutOfTime`, and goes on when it is called again.
+    it stops at a checkpoint with `TimeBudgetExceeded`, and goes on when it is called again.
     """
     if minutes is not None and not minutes > 0:
         raise ValueError(f"the budget is {minutes:g} minutes; it must be above 0")
@@ -132,7 +132,7 @@ def run_recipe(
     train_recipe(plan, out, seed, TABLE_STAGES, reporter)
     # Training takes scores away that were measured before it, so these are of all that there is.
     engine, measured = join(), (Path(out) / "scores.json").exists
-    if engine.from_first(measured) if engine else measured():
+    if engine.broadcast(measured) if engine else measured():
         return read_scores(out)
     return evaluate_run(out, plan, reporter)[0]
 
@@ -160,7 +160,7 @@ def _opened(
         def lock() -> None:
             held.enter_context(locked(run.folder))
 
-        engine.from_first(lock) if engine else lock()
+        engine.broadcast(lock) if engine else lock()
         yield run, recipe
         if engine:
             engine.wait()  # for what the first process writes
@@ -189,7 +189,7 @@ def _open(
             folder.describe(description)
         return folder.path
 
-    folder = engine.from_first(begin) if engine else begin()
+    folder = engine.broadcast(begin) if engine else begin()
     return folder, Splits(*(part.to(place) for part in data))
 
 
@@ -207,7 +207,7 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
     ensemble = trained_ensemble(run, recipe, recipe.most_members if figures else recipe.members)
     images = len(run.data.test) + len(run.data.val)
     advance = run.reporter.stage("evaluate", (len(ensemble) + len(models)) * images)
-    ruler = Ruler(
+    evaluator = Evaluator(
         ensemble,
         run.data.test,
         run.data.val,
@@ -216,38 +216,38 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
         advance=advance,
         seed=run.seed,
     )
-    ladder = ensemble.ladder()
+    ensembles = ensemble.by_size()
     rows = _named(run, models, "rows", recipe.target)
     scores = Scores(
         dataset=recipe.name,
         seed=run.seed,
         class_names=recipe.class_names,
-        environment=environment(ruler.test.images.device),
-        rows=ruler.measure(ladder) + rows.measure(ruler),
+        environment=environment(evaluator.test.images.device),
+        rows=evaluator.measure(ensembles) + rows.measure(evaluator),
         settings=_settings(plan, recipe),
         target=recipe.target,
-        transitions=_transitions(rows.models.values(), ruler),
+        transitions=_transitions(rows.models.values(), evaluator),
         curves=run.curves(),
-        tradeoff=_named(run, models, "tradeoff").measure(ruler),
-        capacity=_named(run, models, "capacity").measure(ruler),
+        tradeoff=_named(run, models, "tradeoff").measure(evaluator),
+        capacity=_named(run, models, "capacity").measure(evaluator),
     )
     kept = run.folder / KEPT
     if corrupted is not None and run.is_first:
-        everything, data, stage = {**ladder, **rows.models}, run.data.test, run.reporter.stage
+        everything, data, stage = {**ensembles, **rows.models}, run.data.test, run.reporter.stage
         scores = add_corrupted(scores, everything, corrupted, test=data, keep=kept, stage=stage)
     elif kept.exists():
         missing.append(f"corruptions (--corrupted brings them back from {kept})")
     return scores, missing
 
 
-def _transitions(models: Iterable[nn.Module], ruler: Ruler) -> tuple[Transition, ...]:
+def _transitions(models: Iterable[nn.Module], evaluator: Evaluator) -> tuple[Transition, ...]:
     """Examples on the diffusion bridge of the most steps."""
     fast = [model for model in models if isinstance(model, FastEnsemble) and not model.average_source]
     if not fast:
         return ()
     longest = max(fast, key=lambda model: model.each_bridge()[0].steps)
-    source, target = (ruler.ladder[size - 1].exp() for size in (1, ruler.target))
-    return find_transitions(longest, source, target, ruler.test)
+    source, target = (evaluator.by_size[size - 1].exp() for size in (1, evaluator.target))
+    return find_transitions(longest, source, target, evaluator.test)
 
 
 class _Named(NamedTuple):
@@ -256,8 +256,8 @@ class _Named(NamedTuple):
     models: dict[str, nn.Module]
     info: dict[str, ModelInfo]
 
-    def measure(self, ruler: Ruler) -> tuple[Row, ...]:
-        return ruler.measure(self.models, self.info)
+    def measure(self, evaluator: Evaluator) -> tuple[Row, ...]:
+        return evaluator.measure(self.models, self.info)
 
 
 def _named(run: Run, models: Iterable[TableModel], table: Table, target: int | None = None) -> _Named:

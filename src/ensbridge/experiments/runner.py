@@ -23,7 +23,14 @@ from ensbridge.experiments.threads import WORKERS, Reporter, Work, side_by_side
 from ensbridge.methods.base import AbstractMethod, JointTraining
 from ensbridge.training.config import FitConfig, derive_seed
 from ensbridge.training.distributed import Engine
-from ensbridge.training.fit import OutOfTime, Progress, Unfinished, fit, load_trained, seems_finished
+from ensbridge.training.fit import (
+    IncompleteRun,
+    Progress,
+    TimeBudgetExceeded,
+    fit,
+    load_trained,
+    seems_finished,
+)
 from ensbridge.utils.files import read_file
 
 CPU = torch.device("cpu")
@@ -66,7 +73,7 @@ class Run:
             return self._shared[name]  # type: ignore[return-value]
 
     def methods(self, folder: str) -> Mapping[str, AbstractMethod]:
-        """The trained methods of a job, by name; where the job is not finished, raises `Unfinished`."""
+        """The trained methods of a job, by name; where the job is not finished, raises `IncompleteRun`."""
         with self._lock:
             if folder not in self._finished:
                 self._load(self.experiment.job(folder))
@@ -81,10 +88,10 @@ class Run:
     def is_finished(self, job: Job) -> bool:
         """Whether a job's last checkpoint is there."""
 
-        def look() -> bool:
+        def check() -> bool:
             return seems_finished(self.path(job.folder), job.configs[0], len(self.data.train))
 
-        return self.engine.from_first(look) if self.engine else look()
+        return self.engine.broadcast(check) if self.engine else check()
 
     def missing(self, folders: Sequence[str]) -> str | None:
         """What of these jobs, and of all that they need, cannot be loaded; None where everything can."""
@@ -92,7 +99,7 @@ class Run:
             if job.folder not in self._unfinished:
                 try:
                     self.methods(job.folder)
-                except Unfinished as error:
+                except IncompleteRun as error:
                     self._unfinished[job.folder] = str(error)
             if job.folder in self._unfinished:
                 return self._unfinished[job.folder]
@@ -145,15 +152,17 @@ class Run:
         alone = replace(self, engine=None)
 
         def heard(steps: int) -> None:
-            engine.look()
+            engine.check_peers()
             advance(steps)
 
-        engine.apart(lambda: side_by_side([alone._work([job]) for job in own], heard, 1), late=OutOfTime)
+        engine.run_independently(
+            lambda: side_by_side([alone._work([job]) for job in own], heard, 1), late=TimeBudgetExceeded
+        )
         for job in jobs:
             self._finished.pop(job.folder, None)  # the dictionary is shared with `alone`
             try:
                 self._load(job)
-            except Unfinished as error:
+            except IncompleteRun as error:
                 raise ValueError(
                     f"{error} where another process trained it; give an --out that all machines share"
                 ) from error
@@ -162,7 +171,7 @@ class Run:
 
     def _load(self, job: Job) -> None:
         if not self.is_finished(job):
-            raise Unfinished(f"{job.folder} is not finished")
+            raise IncompleteRun(f"{job.folder} is not finished")
         methods = self._built(job)
         load_trained(
             JointTraining(methods), self._images(job), job.config(), self.path(job.folder), self.engine

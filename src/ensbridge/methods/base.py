@@ -94,7 +94,7 @@ class EmaRule:
     with its starting point. `swapped` exchanges the two factors as the paper's released code does, which
     makes the average the weights themselves but for a hair.
 
-    >>> EmaRule(0.99).keep(0), EmaRule(0.99).keep(10_000), EmaRule(0.99, warmup=False).keep(0)
+    >>> EmaRule(0.99).decay_at(0), EmaRule(0.99).decay_at(10_000), EmaRule(0.99, warmup=False).decay_at(0)
     (0.1, 0.99, 0.99)
     """
 
@@ -106,8 +106,8 @@ class EmaRule:
         if not 0 <= self.decay < 1:
             raise ValueError(f"the EMA decay is {self.decay}; it must lie in [0, 1), such as 0.99995")
 
-    def keep(self, step: int) -> float:
-        """The share of the old average that stays at step `step`, counted from 0."""
+    def decay_at(self, step: int) -> float:
+        """The decay at step `step`, counted from 0."""
         if self.swapped:
             return 1 - self.decay
         return min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ensbridge.bridge.sampler import walk
+from ensbridge.bridge.sampler import sample
 from ensbridge.methods.base import AbstractMethod, Batch, Teacher
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.models.ensemble import weights_digest
@@ -73,7 +73,7 @@ class StepDistillation(AbstractMethod):
         if self.mode == "progressive":
             return self._progressive(z0, z1, outputs.feature, batch.generator)
         now, end = z1.new_ones(len(z1)), z1.new_zeros(len(z1))
-        sampled = self._teacher_walk(z1, outputs.feature, self.teacher.bridge.times, batch.generator)
+        sampled = self._teacher_sample(z1, outputs.feature, self.teacher.bridge.times, batch.generator)
         residual = self.bridge.residual(outputs.feature, z1, now)
         errors = [self._error(residual, z1, goal, now, end) for goal in (sampled, z0)]
         return self.weight * errors[0] + (1 - self.weight) * errors[1]
@@ -85,15 +85,15 @@ class StepDistillation(AbstractMethod):
         now, before = z1.new_full(z1.shape[:1], t), z1.new_full(z1.shape[:1], t_prev)
         z_t = self.bridge.schedule.sample(z0, z1, now, generator).z_t
         between = [time for time in self.teacher.bridge.times if t_prev <= time <= t]
-        z_prev = self._teacher_walk(z_t, h, between, generator)
+        z_prev = self._teacher_sample(z_t, h, between, generator)
         return self._error(self.bridge.residual(h, z_t, now), z_t, z_prev, now, before)
 
     @torch.no_grad()
-    def _teacher_walk(
+    def _teacher_sample(
         self, z: Tensor, h: Tensor, times: Sequence[float], generator: torch.Generator | None
     ) -> Tensor:
         teacher = self.teacher.bridge
-        return walk(teacher.epsilon, teacher.schedule, z, h, times, generator, noise=generator is not None)[
+        return sample(teacher.epsilon, teacher.schedule, z, h, times, generator, noise=generator is not None)[
             -1
         ]
 

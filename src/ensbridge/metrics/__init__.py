@@ -20,7 +20,7 @@ from ensbridge.metrics.predictions import (
     standard_error,
 )
 from ensbridge.metrics.stream import MetricStream
-from ensbridge.metrics.temperature import fit_share, fit_temperature
+from ensbridge.metrics.temperature import fit_source_logit_weight, fit_temperature
 
 __all__ = [
     "MetricStream",
@@ -29,7 +29,7 @@ __all__ = [
     "calibrated_nll",
     "deep_ensemble_equivalent",
     "ece",
-    "fit_share",
+    "fit_source_logit_weight",
     "fit_temperature",
     "format_dee",
     "gap_closed",

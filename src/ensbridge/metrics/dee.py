@@ -12,20 +12,20 @@ from numpy.typing import ArrayLike
 ROUNDING = 1e-6  # nats an image: models that differ by less are equally good, such as copies of one network
 
 
-def deep_ensemble_equivalent(nll: float, ladder: Sequence[float]) -> float:
-    """DEE: how many members a deep ensemble needs for this NLL; `ladder` is the NLL of DE-1, DE-2, …, DE-M.
+def deep_ensemble_equivalent(nll: float, nll_by_size: Sequence[float]) -> float:
+    """DEE: how many members a deep ensemble needs for this NLL; `nll_by_size` is that of DE-1, DE-2, …, DE-M.
 
-    The ladder counts as its running minimum, in which a larger ensemble is better only beyond rounding.
-    Between two sizes DEE is linear in NLL, at a tie it is the smallest size, above DE-1's NLL it is
-    extrapolated below 1 (0 where the ladder has no slope to extrapolate with), and below the whole ladder it
-    is M, the most that was measured.
+    Sizes count by their running minimum, in which a larger ensemble is better only beyond rounding. Between
+    two sizes DEE is linear in NLL, at a tie it is the smallest size, above DE-1's NLL it is extrapolated below
+    1 (0 where there is no slope to extrapolate with), and below the NLL of every size it is M, the most that
+    was measured.
 
     >>> round(deep_ensemble_equivalent(0.25, [0.4, 0.3, 0.2]), 4)
     2.5
     >>> round(deep_ensemble_equivalent(0.45, [0.4, 0.3, 0.2]), 4)
     0.5
     """
-    best = _running_minimum(nll, ladder)
+    best = _running_minimum(nll, nll_by_size)
     first = best[0]
     if nll > first + ROUNDING:
         # DE-1 → DE-2, or the first size that is strictly better than DE-1 where DE-2 is not.
@@ -42,15 +42,15 @@ def deep_ensemble_equivalent(nll: float, ladder: Sequence[float]) -> float:
     return float(len(best))
 
 
-def format_dee(nll: float, ladder: Sequence[float]) -> float | str:
+def format_dee(nll: float, nll_by_size: Sequence[float]) -> float | str:
     """DEE as it is reported: a number, or ">M" where the NLL is below that of every measured ensemble.
 
     >>> format_dee(0.3, [0.4, 0.3]), format_dee(0.1, [0.4, 0.3])
     (2.0, '>2')
     """
-    if nll < _running_minimum(nll, ladder)[-1] - ROUNDING:
-        return f">{len(ladder)}"
-    return deep_ensemble_equivalent(nll, ladder)
+    if nll < _running_minimum(nll, nll_by_size)[-1] - ROUNDING:
+        return f">{len(nll_by_size)}"
+    return deep_ensemble_equivalent(nll, nll_by_size)
 
 
 def gap_closed(
@@ -93,14 +93,14 @@ def gap_closed(
     return float(closed.sum() / whole.sum()), float(np.std(gaps, ddof=1))
 
 
-def _running_minimum(nll: float, ladder: Sequence[float]) -> list[float]:
-    if len(ladder) == 0:
-        raise ValueError("ladder is empty; give the NLL of DE-1, DE-2, … with at least one value")
+def _running_minimum(nll: float, nll_by_size: Sequence[float]) -> list[float]:
+    if len(nll_by_size) == 0:
+        raise ValueError("nll_by_size is empty; give the NLL of DE-1, DE-2, … with at least one value")
     if not math.isfinite(nll):
         raise ValueError(f"nll is {nll}; a deep-ensemble equivalent needs a finite NLL")
-    for size, value in enumerate(ladder, start=1):
+    for size, value in enumerate(nll_by_size, start=1):
         if not math.isfinite(value):
-            raise ValueError(f"the NLL of DE-{size} in the ladder is {value}; each must be finite")
+            raise ValueError(f"the NLL of DE-{size} is {value}; each must be finite")
     return list(
-        accumulate(map(float, ladder), lambda best, value: value if value < best - ROUNDING else best)
+        accumulate(map(float, nll_by_size), lambda best, value: value if value < best - ROUNDING else best)
     )

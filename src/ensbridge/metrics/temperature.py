@@ -34,7 +34,7 @@ def fit_temperature(log_probs: Tensor, labels: Tensor) -> float:
     return 1.0 / _least_nll((log_probs_BK - own_B[:, None])[possible_B])
 
 
-def fit_share(log_probs: Tensor, source: Tensor, labels: Tensor) -> tuple[float, float]:
+def fit_source_logit_weight(log_probs: Tensor, source: Tensor, labels: Tensor) -> tuple[float, float]:
     """The T and w for which softmax((log_probs + w·source) / T) has the least NLL; T is above 0.
 
     `source` is another prediction (B, K) for the same images, as logits or log-probabilities. The NLL is
@@ -43,8 +43,8 @@ def fit_share(log_probs: Tensor, source: Tensor, labels: Tensor) -> tuple[float,
     >>> draws = torch.Generator().manual_seed(0)
     >>> truth, source = torch.randn(2, 20_000, 3, generator=draws)
     >>> labels = torch.multinomial(truth.softmax(1), 1, generator=draws)[:, 0]
-    >>> temperature, share = fit_share(2 * (truth + source), source, labels)  # the truth and more, twice
-    >>> round(temperature, 1), round(share, 1)
+    >>> temperature, weight = fit_source_logit_weight(2 * (truth + source), source, labels)  # twice too much
+    >>> round(temperature, 1), round(weight, 1)
     (2.0, -2.0)
     """
     log_probs_BK, labels_B = checked(log_probs, labels, normalised=False)

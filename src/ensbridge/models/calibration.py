@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ensbridge.metrics import fit_share, fit_temperature, nll_per_image, standard_error
+from ensbridge.metrics import fit_source_logit_weight, fit_temperature, nll_per_image, standard_error
 
 FEWEST_TO_SHARE = 100  # images
 
 
-def calibrated(logits: Tensor, source: Tensor, temperature: float, source_share: float) -> Tensor:
+def calibrated(logits: Tensor, source: Tensor, temperature: float, source_logit_weight: float) -> Tensor:
     """Logits (B, K) with a share of the source's own, which are centred as they are, over the temperature.
 
     >>> calibrated(torch.tensor([[2.0, -2.0]]), torch.tensor([[3.0, 1.0]]), 2.0, 0.5)
     tensor([[ 1.2500, -1.2500]])
     """
-    if source_share:
-        logits = logits + source_share * (source - source.mean(-1, keepdim=True))
+    if source_logit_weight:
+        logits = logits + source_logit_weight * (source - source.mean(-1, keepdim=True))
     return logits / temperature
 
 
@@ -41,7 +41,7 @@ def fit_calibration(log_probs: Tensor, source: Tensor, labels: Tensor) -> tuple[
     for here, there in (halves, halves[::-1]):
         fits = (
             (fit_temperature(log_probs[here], labels[here]), 0.0),
-            fit_share(log_probs[here], source[here], labels[here]),
+            fit_source_logit_weight(log_probs[here], source[here], labels[here]),
         )
         without, with_share = (
             nll_per_image(calibrated(log_probs[there], source[there], *fit).log_softmax(-1), labels[there])
@@ -49,4 +49,8 @@ def fit_calibration(log_probs: Tensor, source: Tensor, labels: Tensor) -> tuple[
         )
         gains.append(without - with_share)
     gain = torch.cat(gains)
-    return fit_share(log_probs, source, labels) if gain.mean().item() > standard_error(gain) else alone
+    return (
+        fit_source_logit_weight(log_probs, source, labels)
+        if gain.mean().item() > standard_error(gain)
+        else alone
+    )

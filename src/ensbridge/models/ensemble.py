@@ -128,10 +128,10 @@ class Ensemble(nn.Module):
             raise ValueError(f"the first {count} members were asked for; this ensemble has {len(self)}")
         return Ensemble(list(self.members)[:count])
 
-    def ladder(self) -> dict[str, Ensemble]:
+    def by_size(self) -> dict[str, Ensemble]:
         """DE-1, DE-2, … up to all of it, by these names.
 
-        >>> list(Ensemble([nn.Linear(2, 3), nn.Linear(2, 3)]).ladder())
+        >>> list(Ensemble([nn.Linear(2, 3), nn.Linear(2, 3)]).by_size())
         ['DE-1', 'DE-2']
         """
         return {f"DE-{size}": self.first(size) for size in range(1, len(self) + 1)}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Wider than any that is fitted; beyond them logits overflow, or drown in rounding.
 TEMPERATURES = (1e-3, 1e3)
-LARGEST_SHARE = 1e6
+MAX_SOURCE_LOGIT_WEIGHT = 1e6
 
 
 class TrainedBridge(Protocol):
@@ -56,7 +56,7 @@ class AbstractFastEnsemble(nn.Module, ABC):
     bridges: nn.ModuleList
     feature: str
     temperature: float
-    source_share: float
+    source_logit_weight: float
     average_source: bool
 
     @abstractmethod
@@ -81,14 +81,14 @@ class AbstractFastEnsemble(nn.Module, ABC):
         source_logits = at_least_float32(source_logits)
         logits = [call(bridge, h, source_logits) for bridge in self.bridges]
         mean = self.mean([source_logits, *logits] if self.average_source else logits)
-        return calibrated(mean, source_logits, self.temperature, self.source_share), source_logits
+        return calibrated(mean, source_logits, self.temperature, self.source_logit_weight), source_logits
 
 
 class FastEnsemble(AbstractFastEnsemble):
     """One network in place of an ensemble: the source runs once, each bridge reads its feature and logits.
 
     Called on images it returns logits (B, K), whose softmax is the mean of the bridges' predictions, unless
-    it was calibrated: `source_share` times the source's own logits are added to those, and all divided by
+    it was calibrated: `source_logit_weight` times the source's own logits are added, and all is divided by
     `temperature`. With several bridges the source, part of each bridge's target, weighs more than another
     member: 1/3 against 1/6 each for five members and two bridges. With `average_source` the source's own
     prediction is part of the mean, as bridge networks (BN) have it.
@@ -109,7 +109,7 @@ class FastEnsemble(AbstractFastEnsemble):
         feature: str,
         *,
         temperature: float = 1.0,
-        source_share: float = 0.0,
+        source_logit_weight: float = 0.0,
         members: int | None = None,
         average_source: bool = False,
         image_shape: Sequence[int] | None = None,
@@ -122,16 +122,17 @@ class FastEnsemble(AbstractFastEnsemble):
         low, high = TEMPERATURES
         if not low <= temperature <= high:
             raise ValueError(f"temperature is {temperature}; it must be from {low:g} to {high:g}")
-        if not abs(source_share) <= LARGEST_SHARE:
+        most = MAX_SOURCE_LOGIT_WEIGHT
+        if not abs(source_logit_weight) <= most:
             raise ValueError(
-                f"source_share is {source_share}; it must be from {-LARGEST_SHARE:g} to {LARGEST_SHARE:g}"
+                f"source_logit_weight is {source_logit_weight}; it must be from {-most:g} to {most:g}"
             )
         source = uncompiled(source)
         find_module(source, feature)
         self.source = source
         self.bridges = nn.ModuleList(bridges)
         self.feature = feature
-        self.temperature, self.source_share = float(temperature), float(source_share)
+        self.temperature, self.source_logit_weight = float(temperature), float(source_logit_weight)
         self.average_source = average_source
         # How many members the bridges stand for, the source included: at least one other for each bridge.
         self.members = 1 + len(bridges) if members is None else members

@@ -88,7 +88,7 @@ def _trouble(feature: Tensor) -> str | None:
 
 
 @dataclass(frozen=True)
-class Site:
+class FeatureChoice:
     """Where bridges read the source, and what reads it there."""
 
     feature: str
@@ -97,9 +97,9 @@ class Site:
     words: str
 
 
-def choose_site(
+def choose_feature(
     source: nn.Module, image: Tensor, feature: str | None, budget: float, bridges: int = 1
-) -> Site:
+) -> FeatureChoice:
     """The feature that is named, or the earliest whose bridges fit the budget, with a score network for it.
 
     Features count from where the source has done a twentieth of its work, and up to four fifths of it; in a
@@ -107,7 +107,7 @@ def choose_site(
     before single ones.
 
     >>> layers = [nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 3)]
-    >>> choose_site(nn.Sequential(nn.Flatten(), *layers), torch.rand(1, 1, 4, 4), None, budget=1.4).words
+    >>> choose_feature(nn.Sequential(nn.Flatten(), *layers), torch.rand(1, 1, 4, 4), None, budget=1.4).words
     "bridges read '1', the earliest that fits ×1.4 (its output is 256); ×1.25 the source's MACs"
     """
     source = uncompiled(source)
@@ -131,7 +131,7 @@ def choose_site(
             words = (
                 f"bridges read {each.name!r}, {why} (its output is {shape}); ×{ratio:.2f} the source's MACs"
             )
-            return Site(each.name, score, ratio, words)
+            return FeatureChoice(each.name, score, ratio, words)
     prices = [cheapest_macs(each.output, classes, has_channels_last(each.output, image)) for each in found]
     if not prices:
         raise ValueError(

@@ -62,7 +62,7 @@ class CompiledStep(AbstractStep):
         """Compile, and run to see that it works."""
         device = self.data.images.device
         self.indices = self.config.indices(len(self.data), 0).to(device)
-        self.keeps = [torch.zeros((), device=device) for _ in self.average.rules]
+        self.decays = [torch.zeros((), device=device) for _ in self.average.rules]
         self.refused = torch.zeros((), device=device)
         self.sums: dict[str, Tensor] = {}
         self.drawing = torch.Generator(device)  # makes the next batch
@@ -101,8 +101,8 @@ class CompiledStep(AbstractStep):
             self.generator.set_state(self.drawing.get_state())
             self._draw_next(step + 1, indices[step + 1 - start])
             self.optimizers.set_rates(step)
-            for keep, value in zip(self.keeps, self.average.keeps(step), strict=True):
-                keep.fill_(value)
+            for decay, value in zip(self.decays, self.average.decays(step), strict=True):
+                decay.fill_(value)
             self.launch()
         self.held_step = stop
         sums, refused = self._look()
@@ -133,7 +133,7 @@ class CompiledStep(AbstractStep):
             self.optimizers.step(refuse=bad)
         elif not bad:
             self.optimizers.step()
-        self.average.follow(self.keeps)
+        self.average.update(self.decays)
         self.refused += bad
         for name, each in losses.items():
             self.sums.setdefault(name, torch.zeros_like(each.detach())).add_(each.detach())

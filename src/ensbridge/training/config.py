@@ -108,13 +108,13 @@ class FitConfig:
 
 
 @dataclass(frozen=True)
-class OwnOrders(FitConfig):
+class PerMemberShuffle(FitConfig):
     """How networks side by side are trained, each as a configuration says for one of them.
 
     A batch has `batch_size` images for each, one network's after the other's: those that it would see alone.
 
     >>> alone = FitConfig(epochs=1, batch_size=2, lr=0.1)
-    >>> OwnOrders.of(alone, seeds=(0, 5)).indices(6, 1)[:2].equal(alone.indices(6, 1))
+    >>> PerMemberShuffle.of(alone, seeds=(0, 5)).indices(6, 1)[:2].equal(alone.indices(6, 1))
     True
     """
 
@@ -126,7 +126,7 @@ class OwnOrders(FitConfig):
             raise ValueError(f"seeds are {self.seeds}; they must begin with the seed, {self.seed}")
 
     @classmethod
-    def of(cls, config: FitConfig, seeds: Sequence[int]) -> OwnOrders:
+    def of(cls, config: FitConfig, seeds: Sequence[int]) -> PerMemberShuffle:
         """The configuration of as many networks as there are seeds."""
         own = {each.name: getattr(config, each.name) for each in fields(config)}
         return cls(**own | {"seed": seeds[0], "seeds": tuple(seeds)})

@@ -65,7 +65,7 @@ def distill_together(
         raise ValueError("there are 0 bridges to distil; give at least 1")
     chosen = mode or next(iter(current.values())).bridge.config.distillation
     if len({bridge.bridge.times for bridge in current.values()}) != 1:
-        raise ValueError(f"bridges distilled together must walk the same times; {', '.join(current)} do not")
+        raise ValueError(f"bridges distilled together must have the same times; {', '.join(current)} do not")
     for times in distillation_grids(next(iter(current.values())).bridge.times, chosen):
         steps = next(iter(current.values())).bridge.steps
         stages = {

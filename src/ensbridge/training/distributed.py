@@ -20,7 +20,7 @@ from torch import Tensor, distributed, nn
 
 from ensbridge.data.loader import ImageSet
 
-PATIENCE = timedelta(minutes=10)  # for an answer inside one operation; waits for long work have no end
+TIMEOUT = timedelta(minutes=10)  # for an answer inside one operation; waits for long work have no end
 Losses = Callable[[], dict[str, Tensor]]
 Result = TypeVar("Result")
 
@@ -73,7 +73,7 @@ def join() -> Engine | None:
 
 
 @contextmanager
-def one_voice() -> Iterator[bool]:
+def rank_zero_only() -> Iterator[bool]:
     """Whether this process is the one that speaks; of an error all processes together say one sentence."""
     world = find_world()
     if world is None:
@@ -105,7 +105,7 @@ class Engine:
         self.device = torch.device("cpu")
         self.failed_first = False  # whether it is this process's error that stopped all
         self._heard = False
-        self._meetings, self._looked = 0, 0.0
+        self._meetings, self._checked = 0, 0.0
         self._fabric: Any = None
         self._store = _rendezvous()
 
@@ -118,7 +118,7 @@ class Engine:
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         group = distributed.PrefixStore("group", self._store)
         distributed.init_process_group(
-            backend, store=group, rank=world.rank, world_size=world.size, timeout=PATIENCE
+            backend, store=group, rank=world.rank, world_size=world.size, timeout=TIMEOUT
         )
         atexit.register(_leave)
         # Gradients of convolutions of one channel; it costs nothing here.
@@ -160,7 +160,7 @@ class Engine:
         """Whether something holds in any process."""
         return bool(self.sum(torch.tensor(float(here))) > 0)
 
-    def from_first(self, make: Callable[[], Result]) -> Result:
+    def broadcast(self, make: Callable[[], Result]) -> Result:
         """What the first process makes, in all; what it raises too."""
         made: tuple[Any, Exception | None] = (None, None)
         if self.first:
@@ -176,13 +176,13 @@ class Engine:
 
     def begin(self, student: nn.Module, run: Mapping[str, object]) -> None:
         """Start from the first process's weights; processes that were given another `run` are refused."""
-        theirs = self.from_first(lambda: json.dumps(run, sort_keys=True, default=str))
+        theirs = self.broadcast(lambda: json.dumps(run, sort_keys=True, default=str))
         if self.any(theirs != json.dumps(run, sort_keys=True, default=str)):
             raise ValueError(
                 "processes were given other data or configurations than the first; make them the same"
             )
         state = student.state_dict()
-        student.load_state_dict(self.from_first(lambda: {name: each.cpu() for name, each in state.items()}))
+        student.load_state_dict(self.broadcast(lambda: {name: each.cpu() for name, each in state.items()}))
 
     def in_batches(self, run: Callable[[Tensor], Tensor], data: ImageSet, size: int, dim: int = 0) -> Tensor:
         """`run` of every batch, joined along `dim`, to the bit as one process would.
@@ -192,7 +192,7 @@ class Engine:
         starts = range(0, len(data), size)[self.rank :: self.size]
         index = torch.arange(len(data), device=data.images.device)
         parts = [run(data.batch(index[start : start + size])[0]) for start in starts]
-        shape, dtype = self.from_first(lambda: (list(parts[0].shape), parts[0].dtype))
+        shape, dtype = self.broadcast(lambda: (list(parts[0].shape), parts[0].dtype))
         shape[dim] = len(data)
         whole = torch.zeros(shape, dtype=dtype, device=self.device)
         for start, part in zip(starts, parts, strict=True):
@@ -203,7 +203,7 @@ class Engine:
 
     # ------------------------------------------------------------------ each for itself
 
-    def apart(self, work: Callable[[], None], late: type[Exception]) -> None:
+    def run_independently(self, work: Callable[[], None], late: type[Exception]) -> None:
         """Work without the others, then wait for them; an error of kind `late` waits too and is all's."""
         outcome = ""
         try:
@@ -227,17 +227,17 @@ class Engine:
             self._until(lambda: self._store.add(f"{place}/seen", 0) == self.size or seen == self.size)
         return words
 
-    def look(self) -> None:
+    def check_peers(self) -> None:
         """Stop where another process has stopped; asked often, it looks once a second."""
-        if time.monotonic() - self._looked >= 1:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._checked >= 1:
+            self._checked = time.monotonic()
             if self._store.check(["error"]):
                 raise StoppedElsewhere(self._store.get("error").decode())
 
     def _until(self, done: Callable[[], bool]) -> None:
         pause = 1e-3
         while not done():
-            self.look()
+            self.check_peers()
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
 
@@ -320,7 +320,7 @@ def _rendezvous() -> distributed.Store:
     """The store that all processes reach, at the address that torchrun set."""
     for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
         os.environ.setdefault(name, value)
-    store, _, _ = next(distributed.rendezvous("env://", timeout=PATIENCE))
+    store, _, _ = next(distributed.rendezvous("env://", timeout=TIMEOUT))
     # Attempts of torchrun share its store.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return distributed.PrefixStore(f"ensbridge/{attempt}", store)

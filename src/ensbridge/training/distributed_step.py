@@ -22,20 +22,20 @@ from ensbridge.training.step import (
     Buffers,
     draw_batch,
     in_precision,
-    put_back,
+    restore,
     step_seed,
     sum_losses,
 )
 
 
-class WholeDraws(TorchFunctionMode):
+class ShardedRNG(TorchFunctionMode):
     """Draws for a slice of a batch that are those rows of the whole batch's draws.
 
     It knows `torch.rand`, `torch.randn` and `torch.randint` with the batch's generator and the images first;
     a draw of another shape, as one number for all images, is the same in every process.
 
     >>> one, other = (torch.Generator().manual_seed(0) for _ in range(2))
-    >>> with WholeDraws(one, slice(2, 5), whole=5):
+    >>> with ShardedRNG(one, slice(2, 5), whole=5):
     ...     part = torch.rand(3, 2, generator=one)
     >>> part.equal(torch.rand(5, 2, generator=other)[2:])
     True
@@ -84,7 +84,7 @@ class SharedStep(AbstractStep):
         buffers = self._buffers()
         torch.stack(list(self._losses(0)[0]().values())).sum().backward()
         weights = [weight for weight in self.method.student.parameters() if weight.grad is not None]
-        put_back(buffers)
+        restore(buffers)
         self.optimizers.zero_grad()
         self.wrapped = self.engine.wrap(weights)
 
@@ -109,7 +109,7 @@ class SharedStep(AbstractStep):
         self.check_gradients(step, buffers)
         self.optimizers.step()
         self._level(buffers, share)
-        self.average.follow(self.average.keeps(step))
+        self.average.update(self.average.decays(step))
         return values
 
     def _losses(self, step: int) -> tuple[Losses, float]:
@@ -124,7 +124,7 @@ class SharedStep(AbstractStep):
 
         def losses() -> dict[str, Tensor]:
             bf16 = self.config.precision == "bfloat16"
-            with WholeDraws(generator, rows, count), in_precision(batch.images, bf16):
+            with ShardedRNG(generator, rows, count), in_precision(batch.images, bf16):
                 return self.method.losses(batch)
 
         return losses, (rows.stop - rows.start) / count

@@ -35,25 +35,25 @@ class Average:
             floats = [pair for pair in pairs if pair[0].is_floating_point()]
             self._parts.append((floats, [pair for pair in pairs if not pair[0].is_floating_point()]))
 
-    def keeps(self, step: int) -> list[float]:
-        """The share of the old average that stays at a step, for each rule."""
-        return [rule.keep(step) for rule in self.rules]
+    def decays(self, step: int) -> list[float]:
+        """The decay at a step, for each rule."""
+        return [rule.decay_at(step) for rule in self.rules]
 
     @torch.no_grad()
-    def follow(self, keeps: Sequence[Tensor | float]) -> None:
-        """average ← keep·average + (1 - keep)·student; a keep may live on the device."""
-        for keep, (moving, counted) in zip(keeps, self._parts, strict=True):
+    def update(self, decays: Sequence[Tensor | float]) -> None:
+        """average ← decay·average + (1 - decay)·student; a decay may live on the device."""
+        for decay, (moving, counted) in zip(decays, self._parts, strict=True):
             # All tensors in a few kernels: a captured step would be long with three for each.
             if moving:
                 averages, lives = (list(each) for each in zip(*moving, strict=True))
                 changes = torch._foreach_sub(lives, averages)
-                torch._foreach_mul_(changes, 1 - keep)
+                torch._foreach_mul_(changes, 1 - decay)
                 torch._foreach_add_(averages, changes)
             if counted:
                 averages, lives = (list(each) for each in zip(*counted, strict=True))
                 torch._foreach_copy_(averages, lives)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up the average of a checkpoint, in place."""
+        """Load the average of a checkpoint, in place."""
         for name, tensor in tensors.items():
             self.tensors[name].copy_(tensor)

@@ -19,7 +19,7 @@ from ensbridge.training.distributed import Engine
 from ensbridge.training.distributed_step import SharedStep
 from ensbridge.training.ema import Average
 from ensbridge.training.optimizers import Configs, Optimizers, shared_config
-from ensbridge.training.state import State, most_bytes, read_step, trained_weights
+from ensbridge.training.state import State, max_bytes, read_step, trained_weights
 from ensbridge.training.step import AbstractStep
 from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
 
@@ -28,11 +28,11 @@ Progress = Callable[[int, int, float], None]
 loss of nan, where an earlier run had done everything."""
 
 
-class Unfinished(ValueError):
+class IncompleteRun(ValueError):
     """A run that was to be loaded has not been trained to its end."""
 
 
-class OutOfTime(Unfinished):
+class TimeBudgetExceeded(IncompleteRun):
     """A run that stopped at a checkpoint because its time was up."""
 
 
@@ -65,8 +65,8 @@ def fit(
     why and "compiled" ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one
     kind and no other.
     A checkpoint is written as often as the configuration says, and whenever half a minute has passed. At the
-    `deadline`, a moment of `time.monotonic()`, one more is written and `OutOfTime` is raised; the student is
-    then left as it would be at the end of training, with its averaged weights.
+    `deadline`, a moment of `time.monotonic()`, one more is written and `TimeBudgetExceeded` is raised; the
+    student is then left as it would be at the end of training, with its averaged weights.
     With an `engine` this process is one of several that train the same student: each takes its slice of
     every batch, steps are eager, and the first process keeps the folder.
 
@@ -90,14 +90,14 @@ def fit(
     state = State(student, optimizers, average)
     folder: RunFolder | None = None
 
-    def take_up() -> Checkpoint | None:
+    def open_run() -> Checkpoint | None:
         nonlocal folder
         folder = None if run_dir is None else RunFolder(run_dir, described)
-        return folder.newest(most_bytes(student, average)) if folder else None
+        return folder.newest(max_bytes(student, average)) if folder else None
 
-    found = engine.from_first(take_up) if engine else take_up()
+    found = engine.broadcast(open_run) if engine else open_run()
     if found:
-        state.take_up(found)
+        state.load_counts(found)
     if folder:
         folder.rewind_log(state.step)
     run = _Run(own, total, state, folder, run_dir, progress, deadline, engine)
@@ -111,7 +111,7 @@ def fit(
                     stepper = SharedStep(engine, *parts)
                     stepper.prepare()
                 else:
-                    stepper = steps_that_work(kinds, parts, state.put_back())
+                    stepper = steps_that_work(kinds, parts, state.snapshot())
             if found:
                 state.load(found.tensors)
             loss = run.go(stepper)
@@ -121,7 +121,7 @@ def fit(
         student.eval()
     if engine:
         engine.wait()  # for the last checkpoint
-    state.settle()
+    state.swap_in_ema()
     return FitResult(total, begun, loss)
 
 
@@ -159,16 +159,16 @@ class _Run:
             if self.folder:
                 line = {"step": stop, "images": stop * config.batch_size, "loss": loss}
                 self.folder.log(line | ({"losses": state.means()} if len(state.sums) > 1 else {}))
-            state.forget()
+            state.reset_losses()
         late = self._is_late(stop)
         if self.folder and (late or last or stop % config.checkpoint_every == 0 or self.folder.is_due()):
             state.save(self.folder)
         if late:
-            state.settle()
+            state.swap_in_ema()
             if self.engine:
                 self.engine.wait()  # for the checkpoint
             where = "it" if self.run_dir is None else Path(self.run_dir)
-            raise OutOfTime(f"{where} is at step {stop} of {self.total}")
+            raise TimeBudgetExceeded(f"{where} is at step {stop} of {self.total}")
 
     def _is_late(self, stop: int) -> bool:
         if self.deadline is None:
@@ -184,7 +184,7 @@ def load_trained(
     run_dir: Path | str,
     engine: Engine | None = None,
 ) -> None:
-    """Load the weights that `fit` left in a folder; where it is not finished, raises `Unfinished`."""
+    """Load the weights that `fit` left in a folder; where it is not finished, raises `IncompleteRun`."""
     data = as_image_set(train)
     total = shared_config(method, config).total_steps(len(data))
     student = method.student
@@ -192,14 +192,14 @@ def load_trained(
 
     def read() -> dict[str, Tensor]:
         if not seems_finished(run_dir, shared_config(method, config), len(data)):
-            raise Unfinished(f"{run_dir} is not finished")
-        found = RunFolder(run_dir, _describe(method, data, config)).newest(most_bytes(student, weights))
+            raise IncompleteRun(f"{run_dir} is not finished")
+        found = RunFolder(run_dir, _describe(method, data, config)).newest(max_bytes(student, weights))
         step = 0 if found is None else read_step(found, total)
         if found is None or step < total:
-            raise Unfinished(f"{run_dir} is at step {step} of {total}")
+            raise IncompleteRun(f"{run_dir} is at step {step} of {total}")
         return trained_weights(found, student, weights)
 
-    student.load_state_dict(engine.from_first(read) if engine else read())
+    student.load_state_dict(engine.broadcast(read) if engine else read())
     student.eval()
 
 

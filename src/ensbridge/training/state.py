@@ -22,10 +22,10 @@ class State:
     def __init__(self, student: torch.nn.Module, optimizers: Optimizers, average: Average) -> None:
         self.student, self.optimizers, self.average = student, optimizers, average
         self.step = 0
-        self.forget()
+        self.reset_losses()
 
-    def forget(self) -> None:
-        """Begin the losses' means anew."""
+    def reset_losses(self) -> None:
+        """Start the means of the losses again."""
         self.sums: dict[str, float] = {}
         self.count = 0
 
@@ -36,7 +36,7 @@ class State:
         self.count, self.step = self.count + step - self.step, step
 
     def means(self) -> dict[str, float]:
-        """The losses' means since they were forgotten."""
+        """The losses' means since they were reset."""
         return {name: value / self.count for name, value in self.sums.items()}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -49,14 +49,14 @@ class State:
         return {f"{part}/{name}": each for part, tensors in parts.items() for name, each in tensors.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up saved tensors, in place where they exist: a captured step goes on using the same memory."""
+        """Load saved tensors, in place where they exist: a captured step keeps using the same memory."""
         parts = _parts(tensors)
         self.student.load_state_dict(parts["student"])
         self.average.load(parts["average"])
         self.optimizers.load(parts["optimizer"])
 
-    def put_back(self) -> Callable[[], None]:
-        """What brings everything back to how it is now."""
+    def snapshot(self) -> Callable[[], None]:
+        """A function that restores everything to its present values."""
         before = {name: tensor.clone() for name, tensor in self.tensors().items()}
         buffers = [(buffer, buffer.clone()) for buffer in self.student.buffers()]  # also those not saved
 
@@ -67,8 +67,8 @@ class State:
 
         return restore
 
-    def settle(self) -> None:
-        """Leave the student with its averaged weights."""
+    def swap_in_ema(self) -> None:
+        """Give the student its averaged weights."""
         self.student.load_state_dict({**self.student.state_dict(), **self.average.tensors})
 
     def save(self, folder: RunFolder) -> None:
@@ -76,8 +76,8 @@ class State:
         counts = {"step": self.step, "count": self.count, "sums": self.sums}
         folder.save(self.step, self.tensors(), {name: json.dumps(value) for name, value in counts.items()})
 
-    def take_up(self, found: Checkpoint) -> None:
-        """Take up a checkpoint's counts; one whose counts or tensors are not of this run is refused.
+    def load_counts(self, found: Checkpoint) -> None:
+        """Load a checkpoint's counts; one whose counts or tensors are not of this run is refused.
 
         The tensors are left for `load`, which the steps may have to be prepared for.
         """
@@ -90,7 +90,7 @@ class State:
         self.step, self.count, self.sums = step, count, sums
 
 
-def most_bytes(student: torch.nn.Module, average: Average) -> int:
+def max_bytes(student: torch.nn.Module, average: Average) -> int:
     """More than a checkpoint of a student can have: two more of each weight for Adam, and a header."""
     tensors = [*student.state_dict().values(), *average.tensors.values()]
     return 3 * sum(each.nbytes + 1000 for each in tensors) + 2**20

@@ -55,14 +55,14 @@ class AbstractStep(ABC):
         """Refuse a step whose loss is not finite, with running statistics put back."""
         for name, value in values.items():
             if not math.isfinite(value):
-                put_back(buffers)
+                restore(buffers)
                 named = "" if name == "loss" else f" of {name}"
                 raise self.refusal(f"the loss{named} is {value} at step {step + 1}")
 
     def check_gradients(self, step: int, buffers: Buffers) -> None:
         """Refuse a step whose gradient is not finite, with running statistics put back."""
         if not bool(self.optimizers.gradient_norm().isfinite()):
-            put_back(buffers)
+            restore(buffers)
             raise self.refusal(f"a gradient is not finite at step {step + 1}")
 
     def refusal(self, problem: str) -> FloatingPointError:
@@ -103,7 +103,7 @@ class EagerStep(AbstractStep):
         torch.stack(list(losses.values())).sum().backward()
         self.check_gradients(step, buffers)
         self.optimizers.step()
-        self.average.follow(self.average.keeps(step))
+        self.average.update(self.average.decays(step))
         return values
 
 
@@ -120,7 +120,7 @@ def sum_losses(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return sums
 
 
-def put_back(buffers: Buffers) -> None:
+def restore(buffers: Buffers) -> None:
     """Restore running statistics, which move in the forward pass."""
     for buffer, before in buffers:
         buffer.copy_(before)

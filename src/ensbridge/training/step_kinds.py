@@ -41,10 +41,10 @@ def step_kinds(wish: StepKind | None, device: torch.device) -> Sequence[StepKind
     return (wish,)
 
 
-def steps_that_work(kinds: Sequence[StepKind], parts: Parts, put_back: Callable[[], None]) -> AbstractStep:
+def steps_that_work(kinds: Sequence[StepKind], parts: Parts, restore: Callable[[], None]) -> AbstractStep:
     """Steps of the first kind that can be prepared; a warning says why another could not.
 
-    `put_back` undoes what preparing did to weights and memory, whether it worked or not.
+    `restore` undoes what preparing did to weights and memory, whether it worked or not.
     """
     for kind, following in zip(kinds, (*kinds[1:], None), strict=True):
         steps = STEPS[kind](*parts)
@@ -60,7 +60,7 @@ def steps_that_work(kinds: Sequence[StepKind], parts: Parts, put_back: Callable[
                 stacklevel=3,
             )
         finally:
-            put_back()
+            restore()
     raise AssertionError("there is always a last kind")
 
 

@@ -16,7 +16,7 @@ Image = NDArray[np.float64]  # (32, 32, 3), in [0, 1]
 Corruption = Callable[[Image, Any, np.random.Generator], Image]
 
 # An unchanged value may come back a rounding error too small, which must not cost it a level.
-HAIR = 1e-6
+EPS = 1e-6
 
 
 def corrupt(
@@ -43,7 +43,7 @@ def corrupt(
         rng = generator(seed, name, severity, first + place)
         changed = function(image / 255, constant, rng)
         # Truncated, as the published set is, not rounded.
-        result[place] = np.uint8(np.clip(changed, 0, 1) * 255 + HAIR)
+        result[place] = np.uint8(np.clip(changed, 0, 1) * 255 + EPS)
     return result
 
 

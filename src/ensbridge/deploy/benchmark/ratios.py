@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 SPREAD = (0.25, 0.75)
-FEWEST = 6  # rounds, for an interval of that confidence
+MIN_ROUNDS = 6  # rounds, for an interval of that confidence
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def ratio_of(times: Sequence[float], one: Sequence[float]) -> Ratio:
     interval = median_interval(ratios)
     reason = None
     if interval is None:
-        reason = f"{len(ratios)} round{'s' * (len(ratios) != 1)}: too few; give at least {FEWEST}"
+        reason = f"{len(ratios)} round{'s' * (len(ratios) != 1)}: too few; give at least {MIN_ROUNDS}"
     elif interval[0] <= 1 <= interval[1]:
         reason = f"its median, anything from ×{interval[0]:.2f} to ×{interval[1]:.2f}, cannot be told from ×1"
     elif interval[1] - interval[0] > abs(median - 1):

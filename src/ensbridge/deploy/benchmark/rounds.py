@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ensbridge.deploy.benchmark.ratios import FEWEST
+from ensbridge.deploy.benchmark.ratios import MIN_ROUNDS
 
 ROUND = 0.5  # seconds that the fastest model is timed for in a round
 SHORT = 0.05  # a shorter call has an untimed one before it, so that each model finds its own caches
@@ -57,7 +57,7 @@ def time_rounds(
     times: dict[str, list[float]] = {name: [] for name in order}
     begun = clock()
     for done in range(rounds):
-        if done >= FEWEST and clock() - begun > seconds:
+        if done >= MIN_ROUNDS and clock() - begun > seconds:
             break
         taken: dict[str, list[float]] = {name: [] for name in models}
         for _ in range(calls):

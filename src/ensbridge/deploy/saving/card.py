@@ -43,7 +43,11 @@ def _what(fast: FastEnsemble, description: Description) -> str:
     steps = max(bridge.steps for bridge in bridges)
     stands = "its source alone, as a control" if fast.members == 1 else f"{fast.members} networks"
     mean = "the source and the bridges" if fast.average_source else "the bridges"
-    share = f", with {fast.source_share:+.3g} of the source's own logits," if fast.source_share else ","
+    share = (
+        f", with {fast.source_logit_weight:+.3g} of the source's own logits,"
+        if fast.source_logit_weight
+        else ","
+    )
     return (
         f"An ensbridge `FastEnsemble`: a source network (`{_text(description.source.name)}`) that runs once, "
         f"and {_count(len(bridges), kind)} of {_count(steps, 'step')} from its feature "

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 from torch import nn
 
+from ensbridge._aliases import upgrade_model
 from ensbridge.bridge.bridge import Bridge, BridgeConfig, FeatureBridge
 from ensbridge.bridge.schedule import MOST_STEPS
 from ensbridge.deploy.saving.architecture import OURS, Architecture, Build
 from ensbridge.deploy.saving.reading import REMEDY, read, short
-from ensbridge.models.fast_ensemble import LARGEST_SHARE, TEMPERATURES, FastEnsemble
+from ensbridge.models.fast_ensemble import MAX_SOURCE_LOGIT_WEIGHT, TEMPERATURES, FastEnsemble
 from ensbridge.utils.files import read_json
 
 FORMAT, VERSION = "ensbridge.FastEnsemble", 1
@@ -127,12 +128,16 @@ class Description:
     sha256: str  # of the weights' file that belongs to this description
     tied: dict[str, str] = field(default_factory=dict)  # tensors that lie in the file under another's name
     facts: Facts = Facts()
-    source_share: float = 0.0
+    source_logit_weight: float = 0.0
 
     def __post_init__(self) -> None:
         _within("members", self.members, (1, MOST_MEMBERS))
         _within("temperature", self.temperature, TEMPERATURES)
-        _within("source_share", self.source_share, (-LARGEST_SHARE, LARGEST_SHARE))
+        _within(
+            "source_logit_weight",
+            self.source_logit_weight,
+            (-MAX_SOURCE_LOGIT_WEIGHT, MAX_SOURCE_LOGIT_WEIGHT),
+        )
         if not 1 <= len(self.bridges) <= MOST_BRIDGES:
             raise ValueError(f"bridges are {len(self.bridges)}, expected 1 to {MOST_BRIDGES}; {REMEDY}")
         steps = sum(len(bridge.times) - 1 for bridge in self.bridges if bridge.times)
@@ -159,7 +164,7 @@ class Description:
             sha256=sha256,
             tied=dict(tied),
             facts=facts,
-            source_share=fast.source_share,
+            source_logit_weight=fast.source_logit_weight,
         )
         try:
             text = raw.to_json()
@@ -202,7 +207,7 @@ class Description:
                 [bridge.assemble(net) for bridge, net in zip(self.bridges, networks, strict=True)],
                 self.feature,
                 temperature=self.temperature,
-                source_share=self.source_share,
+                source_logit_weight=self.source_logit_weight,
                 members=self.members,
                 average_source=self.average_source,
                 **vars(self.facts),
@@ -227,7 +232,7 @@ def read_description(path: Path) -> Description:
         raise ValueError(
             f"{path} is of version {short(version)}, this ensbridge reads {VERSION}; upgrade ensbridge"
         )
-    return read(Description, raw, str(path))
+    return read(Description, upgrade_model(raw), str(path))
 
 
 def is_ours(raw: object) -> bool:
