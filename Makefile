@@ -17,6 +17,7 @@ check: setup docs
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/pre-commit validate-config .pre-commit-config.yaml
 

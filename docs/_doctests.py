@@ -1,4 +1,4 @@
-"""Docstrings' examples as code: Markdown takes `>>>` for a quotation within a quotation within a quotation."""
+"""Docstrings' examples as code: Markdown by itself takes `>>>` for three nested quotations."""
 
 from __future__ import annotations
 

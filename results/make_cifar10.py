@@ -108,7 +108,7 @@ def own_share(summary: Summary) -> dict[str, Any]:
 
 
 def dee_over_images(resamples: int = 2000) -> dict[str, Any]:
-    """DEE of the mean NLL of three seeds with its standard error over test images, all networks resampled alike.
+    """DEE of three seeds' mean NLL and its standard error over test images, resampled alike for all networks.
 
     The reference is either our DE-1 … DE-5 or the paper's, whose DE-4 its own DEE of 3.031 implies.
     """
