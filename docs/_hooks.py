@@ -51,11 +51,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _names(found: re.Match[str]) -> str:
-    """Every public class and function of a module, as mkdocstrings reads them."""
+    """Every public function and class of a module, functions first, as mkdocstrings reads them."""
     module = import_module(found[1])
     public = [name for name in dir(module) if not name.startswith("_")]
-    ours = [name for name in public if _is_documented(getattr(module, name))]
-    return "\n\n".join(f"::: {found[1]}.{name}" for name in sorted(ours, key=str.lower))
+    values = {name: getattr(module, name) for name in public}
+    ours = [name for name, value in values.items() if _is_documented(value)]
+    ours.sort(key=lambda name: (isinstance(values[name], type), name.lower()))
+    return "\n\n".join(f"::: {found[1]}.{name}" for name in ours)
 
 
 def _is_documented(value: object) -> bool:
