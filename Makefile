@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 LOCK := build/lock
 
-.PHONY: quickstart test check setup lock clean
+.PHONY: quickstart test check docs setup lock clean
 
 quickstart: setup
 	$(BIN)/ensbridge quickstart --out runs/quickstart
@@ -12,10 +12,18 @@ quickstart: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-check: setup
+check: setup docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/pre-commit validate-config .pre-commit-config.yaml
+
+# Into build/site; a link or a name that does not exist is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 setup: $(STAMP)
 

@@ -15,7 +15,7 @@ CHILD = """
 import resource, sys
 sys.path[:0] = {path!r}
 import numpy, torch, PIL.Image
-import ensbridge.data, ensbridge.models.stored_network, ensbridge.deploy.predict_files
+import ensbridge.data, ensbridge.models.stored_network, ensbridge.deploy.batch
 from pathlib import Path
 import _sets
 from ensbridge.data import cifar, folder, sources, unpickling

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from _tiny import same as same
 from _tiny import state as state
-from ensbridge import files
 from ensbridge.data import Augment, ImageSet
 from ensbridge.methods import (
     AbstractMethod,
@@ -40,6 +39,7 @@ from ensbridge.models.ensemble import Ensemble
 from ensbridge.training import FitConfig, FitResult, fit
 from ensbridge.training import checkpoint as checkpoint_module
 from ensbridge.training.optimizers import Configs
+from ensbridge.utils import files
 
 FEATURE = "1"
 STEPS, IMAGES, BATCH = 12, 10, 4

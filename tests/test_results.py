@@ -13,6 +13,7 @@ PAGE = (ROOT / "results" / "cifar10.md").read_text(encoding="utf-8")
 SCORES = json.loads((ROOT / "results" / "cifar10.json").read_text())
 ROWS = {row["model"]: row for row in SCORES["rows"]}
 SECOND = {row["model"]: row for row in SCORES["second set of members"]}
+READINGS = "DEE of KL, T = 4"
 HUNDRED_PAGE = (ROOT / "results" / "cifar100.md").read_text(encoding="utf-8")
 HUNDRED = json.loads((ROOT / "results" / "cifar100.json").read_text())
 
@@ -67,10 +68,10 @@ def test_every_row_of_the_table_is_found() -> None:
 
 @pytest.mark.parametrize("name", table())
 def test_a_row_of_the_table_is_what_was_measured(name: str) -> None:
-    row, (macs, params, acc, nll, ece, dee, *_) = ROWS[name], table()[name]
+    row, (macs, params, acc, nll, cnll, ece, dee, *_) = ROWS[name], table()[name]
     assert (macs, params) == (f"{row['macs_ratio']:.3f}", f"{row['params_ratio']:.3f}")
     assert acc.partition(" (")[0] == value(row, "acc", 2)
-    assert nll == value(row, "nll", 4)
+    assert (nll, cnll) == (value(row, "nll", 4), value(row, "cnll", 4))
     assert ece == f"{row['ece']['mean']:.3f}"
     if "(" in acc:
         assert acc.partition(" (")[2] == ", ".join(f"{each:.2f}" for each in row["acc"]["each"]) + ")"
@@ -120,7 +121,7 @@ def test_what_is_owed_to_the_ensemble_on_cifar100_is_what_was_measured() -> None
             f"{owed[part]['nll']:.4f} ± {owed[part]['error']:.4f}" for part in ("test", "validation", "both")
         ]
         points = f"{owed['both']['points']:.2f} ± {owed['both']['points error']:.2f}"
-        assert cells_of(HUNDRED_PAGE.split("the ensemble's own?**")[1], label) == [*nlls, points]
+        assert cells_of(HUNDRED_PAGE.split("due to the ensemble?**")[1], label) == [*nlls, points]
     text = " ".join(HUNDRED_PAGE.split())
     for pair in HUNDRED["averaged"].values():
         figures = [f"{pair[part]['acc']:.2f} / {pair[part]['nll']:.4f}" for part in ("test", "validation")]
@@ -198,12 +199,16 @@ def test_the_readme_says_what_was_measured() -> None:
     assert f"at ×{main['macs_ratio']:.3f} MACs has {value(main, 'acc', 2)} %" in text
     assert f"the NLL of {value(main, 'dee', 2)} members" in text
     assert f"without any ensemble has that of {value(control, 'dee', 2)}" in text
+    other = {name: f"{dee['dee_on_paper_ensembles']:.2f}" for name, dee in SCORES[READINGS].items()}
+    assert f"as the reference it is {other['bridge']}; " in text
+    assert f"(on the paper's {other['control']})" in text
+    assert f"over test images is ±{SCORES[READINGS]['bridge']['dee_se']:.2f}; " in text
     two = ROWS["+2 DBN (KL, T = 4)"]
     assert f"two bridges at ×{two['macs_ratio']:.3f}" in text
     assert f"have {two['acc']['mean']:.2f} % and an NLL below that of five members" in text
     assert two["nll"]["mean"] < ROWS["DE-5"]["nll"]["mean"]
     students = [f"{ROWS[name]['dee']['mean']:.2f}" for name in ("ED", "EnD²")]
-    assert f"ED and EnD², have the NLL of {' and '.join(students)}" in text
+    assert f"ED and EnD², have the NLL of {' and '.join(students)} members" in text
     medium = ROWS["+2 BN medium"]
     assert f"at ×{medium['macs_ratio']:.3f} that of {medium['dee']['mean']:.2f}" in text
     second, members = (

@@ -19,7 +19,7 @@ from ensbridge.data import checks, list_sets, open_splits, read_corrupted, read_
 from ensbridge.data.cifar import read_cifar
 from ensbridge.data.image_io import FORMATS, decode
 from ensbridge.data.sources import from_folder, from_tar, from_zip
-from ensbridge.deploy.predict_files import open_image
+from ensbridge.deploy.batch import open_image
 from ensbridge.utils.files import open_regular_file
 
 Image = pytest.importorskip("PIL.Image")

@@ -22,7 +22,7 @@ import _tiny
 import ensbridge as eb
 from _saving import bridge, contents, foreign, model
 from ensbridge.bridge.bridge import FeatureBridge
-from ensbridge.deploy.predict_files import predict_images
+from ensbridge.deploy.batch import predict_images
 from ensbridge.deploy.saving.weights import digest
 from ensbridge.models.fast_ensemble import FastEnsemble
 

@@ -16,9 +16,10 @@ from torch import nn
 import _tiny
 from _recipe import Heard, tiny
 from _report import make_document
-from ensbridge import metrics, robustness
+from ensbridge import metrics
 from ensbridge.data import ImageSet, read_corrupted
 from ensbridge.data.corruptions import CORRUPTIONS, write_corrupted
+from ensbridge.evaluation import robustness
 from ensbridge.evaluation.robustness import add_corrupted, describe_corrupted, measure_corrupted
 from ensbridge.evaluation.scores import (
     CorruptedSet,

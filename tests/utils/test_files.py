@@ -125,7 +125,7 @@ def test_a_log_that_is_a_link_is_refused_and_its_target_stays(tmp_path: Path) ->
 DYING = """
 import fcntl, os, signal, sys
 from pathlib import Path
-from ensbridge import files
+from ensbridge.utils import files
 
 where, when, path = sys.argv[1:]
 module = fcntl if where == "flock" else os

@@ -30,7 +30,7 @@ def declared() -> list[Requirement]:
     text = (ROOT / "pyproject.toml").read_text()
     extras = {
         name: re.findall(r'"([^"]+)"', items)
-        for name, items in re.findall(r"^(\w+) = \[(.*)\]$", text, re.MULTILINE)
+        for name, items in re.findall(r"^(\w+) = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
     }
     wanted, found = [*extras["dependencies"], *extras["dev"]], []
     while wanted:

@@ -72,8 +72,8 @@ def predict(
 
     Example: ensbridge predict zoo:cifar10 cat.png dog.jpg
     """
+    from ensbridge.deploy.batch import Pixels, predict_files
     from ensbridge.deploy.export import image_like, parse_shape
-    from ensbridge.deploy.predict_files import Pixels, predict_files
     from ensbridge.deploy.saving import load
     from ensbridge.utils.devices import find_device
 

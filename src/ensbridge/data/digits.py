@@ -35,7 +35,7 @@ def load_digits(noise: float = NOISE) -> Splits:
         from sklearn.datasets import load_digits as load
     except ImportError as error:
         raise ValueError(
-            "the digits come with scikit-learn, which is missing; pip install scikit-learn"
+            "the digits come with scikit-learn, which is missing; pip install 'ensbridge[digits]'"
         ) from error
     bunch: Any = load()
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Image files, decoded by Pillow where it is installed. Nothing else here opens one.
+"""Image files, decoded by Pillow. Nothing else here opens one.
 
 What comes from a file is decoded by the few decoders that are meant, never by whichever its content asks for:
 Pillow has one that runs Ghostscript. Its size is looked at before memory is taken for its pixels.
@@ -24,9 +24,7 @@ def pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ValueError(
-            "image files are read with Pillow, which is missing; pip install 'ensbridge[data]'"
-        ) from error
+        raise ValueError("image files are read with Pillow, which is missing; pip install pillow") from error
     return Image
 
 

@@ -16,9 +16,9 @@ def deep_ensemble_equivalent(nll: float, nll_by_size: Sequence[float]) -> float:
     """DEE: how many members a deep ensemble needs for this NLL; `nll_by_size` is that of DE-1, DE-2, …, DE-M.
 
     Sizes count by their running minimum, in which a larger ensemble is better only beyond rounding. Between
-    two sizes DEE is linear in NLL, at a tie it is the smallest size, above DE-1's NLL it is extrapolated below
-    1 (0 where there is no slope to extrapolate with), and below the NLL of every size it is M, the most that
-    was measured.
+    two sizes DEE is linear in NLL, at a tie it is the smallest size, above DE-1's NLL it is extrapolated
+    below 1 (0 where there is no slope to extrapolate with), and below the NLL of every size it is M, the most
+    that was measured.
 
     >>> round(deep_ensemble_equivalent(0.25, [0.4, 0.3, 0.2]), 4)
     2.5

@@ -21,8 +21,9 @@ from scipy.stats import entropy
 
 import ensbridge as eb
 from _saving import change, foreign, put, small
-from ensbridge import cli, predicting
-from ensbridge.deploy.predict_files import Pixels, open_image, predict_files, predict_images
+from ensbridge import cli
+from ensbridge.deploy import batch
+from ensbridge.deploy.batch import Pixels, open_image, predict_files, predict_images
 from ensbridge.methods import Bridge, BridgeConfig
 from ensbridge.models import TokenScore
 from ensbridge.models.fast_ensemble import FastEnsemble
@@ -217,7 +218,7 @@ def test_large_images_are_predicted_a_few_at_a_time(
     for number, file in enumerate(files):
         Image.fromarray(pixels(number)).save(file)
     together = [found for _, found in predict_files(fast, files, (3, 8, 8), Pixels())]
-    monkeypatch.setattr(predicting, "LARGEST_IMAGE", 2 * 3 * 8 * 8)
+    monkeypatch.setattr(batch, "LARGEST_IMAGE", 2 * 3 * 8 * 8)
     apart = [found for _, found in predict_files(fast, files, (3, 8, 8), Pixels())]
     assert sizes == [5, 2, 2, 1]
     assert [each.label for each in apart] == [each.label for each in together]  # type: ignore[union-attr]
