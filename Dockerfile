@@ -8,9 +8,10 @@ COPY src src
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# An index of CPU builds of torch makes the image gigabytes smaller: --build-arg TORCH_INDEX=…
+ARG TORCH_INDEX=""
 COPY requirements-torch.txt /tmp/
-RUN python -m pip install --no-cache-dir --index-url "$TORCH_INDEX" --requirement /tmp/requirements-torch.txt
+RUN python -m pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} --requirement /tmp/requirements-torch.txt
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels python -m pip install --no-cache-dir /wheels/*.whl
 RUN useradd --create-home ensbridge
 USER ensbridge
