@@ -236,7 +236,7 @@ def program() -> Any:
         ("difference", lambda *_: float("nan"), FloatingPointError, "differs from the model"),
         ("_open_pt2", lambda _: failing, ValueError, r"fails on 4 images \(no kernel for this\)"),
         ("_open_pt2", failing, ValueError, r"cannot be opened again \(no kernel for this\)"),
-        ("_write_pt2", failing, ValueError, r"cannot be written as pt2 \(no kernel for this\)"),
+        ("_pt2_bytes", failing, ValueError, r"cannot be written as pt2 \(no kernel for this\)"),
     ],
 )
 def test_an_export_that_fails_its_check_leaves_the_earlier_one(

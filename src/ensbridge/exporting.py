@@ -9,16 +9,15 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,7 +27,7 @@ from torch.export import Dim, ExportedProgram
 
 from ensbridge.agreement import TOLERANCE, difference, tolerance
 from ensbridge.fast_ensemble import FastEnsemble
-from ensbridge.files import open_folder
+from ensbridge.files import open_folder, write_atomically
 from ensbridge.inference import prepare_for_inference
 from ensbridge.methods.diffusion_bridge import Bridge
 from ensbridge.saving import load
@@ -84,6 +83,7 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Images) ->
     >>> from ensbridge.nets import TokenScore
     >>> source = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> fast = FastEnsemble(source, [Bridge(TokenScore(3, 8, 8)).one_step()], feature="1", temperature=1.3)
+    >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     done = export(fast, f"{folder}/model.pt2", to="pt2", example=torch.rand(4, 1, 4, 4))
     ...     done.path.name, done.difference <= done.tolerance
@@ -95,20 +95,16 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Images) ->
     images = _batch(example)
     eager = _eager(model, images)
     open_folder(path.parent)
-    with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, silence():
-        written = Path(folder) / f"model.{to}"
-        program = trace(prepare_for_inference(model), images)
-        opset = _write(program, written, to)
-        run = _open(written, to)
+    with silence():
+        content, opset = _serialise(trace(prepare_for_inference(model), images), to)
+        run = _open(content, to, path.name)
         allowed = max(tolerance(model, images), ONNX_TOLERANCE if to == "onnx" else 0.0)
         cases = list(inputs(images))
         gaps = [_compare(model, eager, run, each, allowed, path.name) for each in cases]
-        size = written.stat().st_size
-        with open(written, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(written, path)
+    write_atomically(path, content)
     fine = [gap for gap in gaps if gap <= allowed]
-    return Exported(path, size, opset, len(cases), max(fine, default=0.0), allowed, len(cases) - len(fine))
+    worst, coarse = max(fine, default=0.0), len(cases) - len(fine)
+    return Exported(path, len(content), opset, len(cases), worst, allowed, coarse)
 
 
 def export_folder(
@@ -264,35 +260,37 @@ def _eager(model: FastEnsemble, example: Tensor) -> Run:
     return run
 
 
-def _write(program: ExportedProgram, path: Path, to: Target) -> int | None:
-    """Write the file and return ONNX's opset."""
+def _serialise(program: ExportedProgram, to: Target) -> tuple[bytes, int | None]:
+    """The file's content, and ONNX's opset.
+
+    In memory: torch's own writer ends the process where the disk is full.
+    """
     try:
-        return write_onnx(program, path) if to == "onnx" else _write_pt2(program, path)
+        return onnx_bytes(program) if to == "onnx" else (_pt2_bytes(program), None)
     except Exception as error:  # whatever an operation without a counterpart in the format brings
         raise ValueError(
             f"this model cannot be written as {to} ({one_line(error)}); try the other --to"
         ) from error
 
 
-def _open(path: Path, to: Target) -> Run:
-    """The file in its runtime."""
+def _open(content: bytes, to: Target, name: str) -> Run:
+    """The file's content in its runtime."""
     try:
-        return _open_onnx(path) if to == "onnx" else _open_pt2(path)
+        return _open_onnx(content) if to == "onnx" else _open_pt2(content)
     except Exception as error:
         raise ValueError(
-            f"{path.name} cannot be opened again ({one_line(error)}) and was not kept; try the other --to"
+            f"{name} cannot be opened again ({one_line(error)}) and was not kept; try the other --to"
         ) from error
 
 
-def write_onnx(program: ExportedProgram, path: Path) -> int | None:
-    """Write a traced model as ONNX and return its opset."""
+def onnx_bytes(program: ExportedProgram) -> tuple[bytes, int | None]:
+    """A traced model as ONNX, and its opset."""
     made = torch.onnx.export(
         program, dynamo=True, input_names=["images"], output_names=["logits"], verbose=False
     )
     assert made is not None
     _tidy(made)
-    made.save(path, external_data=False)
-    return made.model.opset_imports.get("")
+    return made.model_proto.SerializeToString(), made.model.opset_imports.get("")
 
 
 def _tidy(made: torch.onnx.ONNXProgram) -> None:
@@ -306,16 +304,18 @@ def _tidy(made: torch.onnx.ONNXProgram) -> None:
             value.shape = type(value.shape)(["batch" if str(d) == free else d for d in value.shape])
 
 
-def _write_pt2(program: ExportedProgram, path: Path) -> None:
-    torch.export.save(program, path)
+def _pt2_bytes(program: ExportedProgram) -> bytes:
+    file = BytesIO()
+    torch.export.save(program, file)
+    return file.getvalue()
 
 
-def _open_onnx(path: Path) -> Run:
+def _open_onnx(content: bytes) -> Run:
     import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor:
         (logits,) = session.run(["logits"], {"images": images.numpy()})
@@ -324,8 +324,8 @@ def _open_onnx(path: Path) -> Run:
     return run
 
 
-def _open_pt2(path: Path) -> Run:
-    net = torch.export.load(path).module()
+def _open_pt2(content: bytes) -> Run:
+    net = torch.export.load(BytesIO(content)).module()
 
     @torch.no_grad()
     def run(images: Tensor) -> Tensor:
