@@ -31,7 +31,7 @@ from ensbridge.files import open_folder, write_atomically
 from ensbridge.inference import prepare_for_inference
 from ensbridge.methods.diffusion_bridge import Bridge
 from ensbridge.saving import load
-from ensbridge.saving.description import LARGEST_IMAGE
+from ensbridge.saving.description import LARGEST_BATCH, LARGEST_IMAGE
 from ensbridge.words import one_line
 
 Target = Literal["onnx", "pt2"]
@@ -58,15 +58,17 @@ class Exported:
     difference: float  # the largest, as a share of the logits' scale, on batches that float32 can tell
     tolerance: float
     coarse: int = 0  # batches on which the model's own rounding is larger than that, and the file's no larger
+    batch_sizes: tuple[int, ...] = BATCHES  # of those that were made up
 
     def __str__(self) -> str:
         opset = "" if self.opset is None else f", opset {self.opset}"
         coarse = ""
         if self.coarse:
             coarse = f"; on {self.coarse} the model's own logits are rounded further, and the file's no more"
+        sizes = ", ".join(map(str, self.batch_sizes))
         return (
             f"{self.path}: {self.size / 1e6:.3g} MB{opset}\n"
-            f"run again beside the model on {self.batches} batches ({', '.join(map(str, BATCHES))} images: "
+            f"run again beside the model on {self.batches} batches ({sizes} images: "
             f"random, zeros, ones, times 1000, negative; the example): logits differ by at most "
             f"{self.difference:.1e} of their scale, allowed are {self.tolerance:.0e}{coarse}"
         )
@@ -99,12 +101,11 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Images) ->
         content, opset = _serialise(trace(prepare_for_inference(model), images), to)
         run = _open(content, to, path.name)
         allowed = max(tolerance(model, images), ONNX_TOLERANCE if to == "onnx" else 0.0)
-        cases = list(inputs(images))
-        gaps = [_compare(model, eager, run, each, allowed, path.name) for each in cases]
+        gaps = [_compare(model, eager, run, each, allowed, path.name) for each in inputs(images)]
     write_atomically(path, content)
     fine = [gap for gap in gaps if gap <= allowed]
-    worst, coarse = max(fine, default=0.0), len(cases) - len(fine)
-    return Exported(path, len(content), opset, len(cases), worst, allowed, coarse)
+    worst, coarse = max(fine, default=0.0), len(gaps) - len(fine)
+    return Exported(path, len(content), opset, len(gaps), worst, allowed, coarse, _batch_sizes(images))
 
 
 def export_folder(
@@ -177,11 +178,16 @@ def inputs(example: Tensor) -> Iterator[Tensor]:
     """What an export is checked with: the example, then random and extreme batches of each size."""
     yield example[: max(BATCHES)]
     generator = torch.Generator().manual_seed(1)
-    for count in BATCHES:
+    for count in _batch_sizes(example):
         images = torch.rand(count, *example.shape[1:], generator=generator)
         noise = torch.randn(count, *example.shape[1:], generator=generator)
         for each in (images, noise, 0 * images, torch.ones_like(images), 1e3 * images, -images, -1e3 * noise):
             yield each.to(example.dtype)
+
+
+def _batch_sizes(example: Tensor) -> tuple[int, ...]:
+    """How many images a batch has; large ones, which a file may ask for, come in small batches."""
+    return tuple(count for count in BATCHES if count == 1 or count * example[0].numel() <= LARGEST_BATCH)
 
 
 def check_fast(fast: object) -> None:
