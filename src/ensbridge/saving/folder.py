@@ -13,7 +13,7 @@ from torch import nn
 
 from ensbridge.fast_ensemble import FastEnsemble
 from ensbridge.fidelity import Fidelity
-from ensbridge.files import locked, open_folder, read_json, write_atomically
+from ensbridge.files import MOST_JSON, locked, open_folder, read_file, read_json, write_atomically
 from ensbridge.nets import Preprocessed
 from ensbridge.saving.architecture import Architecture, by_recipe, on_cpu, on_meta
 from ensbridge.saving.card import MARK, write_card
@@ -161,7 +161,7 @@ def _stamps(place: Path) -> list[tuple[int, int, int] | None]:
 def _check_ours(place: Path) -> None:
     """Refuse to overwrite what is not ours."""
     config, card = place / CONFIG, place / CARD
-    if card.exists() and not card.read_bytes().startswith(MARK.encode()):
+    if card.exists() and not read_file(card, MOST_JSON, "choose another folder").startswith(MARK.encode()):
         raise ValueError(f"{card} is not the card of a saved model; choose another folder")
     if not config.exists():
         if (place / WEIGHTS).exists():
