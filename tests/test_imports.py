@@ -207,6 +207,12 @@ def test_reports_and_the_command_line_start_without_torch() -> None:
     assert fresh(code) == "[]"
 
 
+def test_loading_a_public_name_draws_no_random_number() -> None:
+    code = "import random, ensbridge as eb; before = random.getstate(); "
+    code += "[getattr(eb, name) for name in dir(eb)]; print(random.getstate() == before)"
+    assert fresh(code) == "True"
+
+
 def test_functions_are_not_hidden_by_modules_of_their_name() -> None:
     code = "import ensbridge, ensbridge.recipes, ensbridge.train.fit, ensbridge.evaluation; "
     code += (
