@@ -171,6 +171,12 @@ def test_methods_and_their_models_load_neither_training_nor_files() -> None:
     assert loaded_by("import ensbridge.methods", "training", "deploy", "evaluation") == []
 
 
+def test_loading_a_public_name_draws_no_random_number() -> None:
+    code = "import random, ensbridge as eb; before = random.getstate(); "
+    code += "[getattr(eb, name) for name in dir(eb)]; print(random.getstate() == before)"
+    assert fresh(code) == "True"
+
+
 def test_functions_are_not_hidden_by_modules_of_their_name() -> None:
     code = "import ensbridge, ensbridge.experiments, ensbridge.training.fit, ensbridge.evaluation.evaluate; "
     code += (

@@ -5,7 +5,9 @@ Public names load on first use, so that what needs no torch, such as reports, st
 
 from __future__ import annotations
 
+import random
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ensbridge import _aliases
@@ -74,12 +76,20 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return import_module(f"ensbridge.{_MODULES[name]}")
+        return _load(_MODULES[name])
     if name in _HOMES:
-        value = getattr(import_module(f"ensbridge.{_HOMES[name]}"), name)
+        value = getattr(_load(_HOMES[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'ensbridge' has no attribute {name!r}")
+
+
+def _load(module: str) -> ModuleType:
+    state = random.getstate()  # rich draws from it when it is imported
+    try:
+        return import_module(f"ensbridge.{module}")
+    finally:
+        random.setstate(state)
 
 
 def __dir__() -> list[str]:

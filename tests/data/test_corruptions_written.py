@@ -339,3 +339,16 @@ def test_the_command_refuses_another_seed_and_what_is_not_there(stored: Path) ->
     with pytest.raises(ValueError, match="cifar10 is not in"):
         command("cifar10", "--root", stored)
     assert not (stored / "CIFAR-10-C").exists()
+
+
+def test_parts_are_not_written_through_a_link(tmp_path: Path) -> None:
+    folder, victim = tmp_path / "set", tmp_path / "victim"
+    victim.mkdir()
+    (victim / "fog-9.npy").write_bytes(b"precious")
+    folder.mkdir()
+    (folder / ".parts").symlink_to(victim)
+    with pytest.raises(ValueError, match=r"\.parts is a link"):
+        made(folder)
+    assert content(victim) == {"fog-9.npy": b"precious"}
+    (folder / ".parts").unlink()
+    assert "fog.npy" in made(folder)

@@ -216,6 +216,14 @@ def test_a_list_of_one_list_over_and_over_is_not_made_an_array(key: str, words: 
     assert words in found
 
 
+def test_a_pickle_of_millions_of_lists_ends_early() -> None:
+    """Each takes 200 bytes of memory, and one in the file."""
+    found = outcome(
+        "unpickling.read_pickle(b'}X' + bytes([1, 0, 0, 0]) + b'a](' + b']' * 9_000_000, 'batch')"
+    )
+    assert found.startswith("ValueError: batch has more than 2,000,000 instructions")
+
+
 def test_texts_that_are_no_texts_are_named(tmp_path: Path) -> None:
     _sets.write(tmp_path, {**_sets.tiny_files(), "wnids.txt": b"\xff\xfe"})
     with pytest.raises(ValueError, match=r"wnids.txt is no text"):

@@ -319,6 +319,13 @@ def test_words_and_json_claim_what_is_claimed_and_no_more(machine: Machine) -> N
         assert second["ratio"]["low"] <= second["ratio"]["high"]
 
 
+def test_a_file_that_claims_a_thousand_members_has_ten_timed(machine: Machine) -> None:
+    found = bench(model(members=1000), IMAGE, runtimes=["eager"], batches=[1], threads=1, rounds=1)
+    names = [row.model for row in found.tables[0].rows]
+    assert names == ["one member", "source + bridge", *(f"DE-{count}" for count in range(2, 11))]
+    assert found.members == 1000
+
+
 def test_it_runs_for_real_and_leaves_the_model_as_it_was() -> None:
     fast = model(2, bridges=2).train()
     before, draws = _tiny.state(fast), torch.get_rng_state()
@@ -440,6 +447,7 @@ def test_a_table_is_printed_once_it_is_measured_and_json_at_the_end(
         (["plain"], "plain does not say what images it takes; give --image-shape"),
         (["plain", "--image-shape", "3x8"], "'3x8'; give whole numbers with commas"),
         (["plain", "--image-shape", "3,8,8", "--batch", "0"], "batch is 0; give 1 to 65536 images"),
+        (["plain", "--image-shape", "3,2048,2048"], "batch is 128 images of 12,582,912 numbers"),
         (
             ["plain", "--image-shape", "3,8,8", "--runtime", "tpu"],
             "runtime is 'tpu'; it must be one of eager",

@@ -236,7 +236,7 @@ def program() -> Any:
         ("difference", lambda *_: float("nan"), FloatingPointError, "differs from the model"),
         ("_open_pt2", lambda _: failing, ValueError, r"fails on 4 images \(no kernel for this\)"),
         ("_open_pt2", failing, ValueError, r"cannot be opened again \(no kernel for this\)"),
-        ("_write_pt2", failing, ValueError, r"cannot be written as pt2 \(no kernel for this\)"),
+        ("_pt2_bytes", failing, ValueError, r"cannot be written as pt2 \(no kernel for this\)"),
     ],
 )
 def test_an_export_that_fails_its_check_leaves_the_earlier_one(
@@ -420,3 +420,11 @@ def test_a_normalisation_as_torchvisions_is_exported_with_its_numbers(tmp_path: 
     done = export(fast, tmp_path / "model.pt2", "pt2", IMAGES)
     torch.testing.assert_close(runner(done.path)(IMAGES), expected)
     assert not any(name.startswith("source.preprocess") for name in fast.state_dict())
+
+
+def test_large_images_are_compared_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {len(batch) for batch in inputs(IMAGES[:1])} == {1, 3, 17}
+    monkeypatch.setattr(room, "LARGEST_BATCH", 16 * IMAGES[0].numel())
+    assert {len(batch) for batch in inputs(IMAGES[:1])} == {1, 3}
+    monkeypatch.setattr(room, "LARGEST_BATCH", 0)
+    assert {len(batch) for batch in inputs(IMAGES[:1])} == {1}

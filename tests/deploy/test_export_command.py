@@ -127,3 +127,19 @@ def test_a_mismatch_is_one_sentence_and_exit_code_1(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ensbridge: model.pt2 differs from the model by 1.0e+00")
     assert contents(tmp_path) == before
+
+
+def test_a_disk_without_room_is_one_sentence_with_the_file(saved: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.pt2"
+    program = (
+        "import resource, sys; from ensbridge import cli\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))\n"
+        f"sys.argv = ['ensbridge', 'export', {str(saved)!r}, '--to', 'pt2', '--out', {str(out)!r}]\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line.startswith("ensbridge: ")
+    assert str(out) in line
+    assert list(tmp_path.iterdir()) == []

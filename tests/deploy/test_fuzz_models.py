@@ -68,7 +68,13 @@ WORDS = (
         "I64",
         "BOOL",
     ),
-    *("ensbridge.nets:ResNet", "ensbridge.nets:Tail", "ensbridge.saving:load", "os:system", "__main__:main"),
+    *(
+        "ensbridge.nets:ResNet",
+        "ensbridge.nets:Tail",
+        "ensbridge.deploy.saving:load",
+        "os:system",
+        "__main__:main",
+    ),
     *(
         "torch.nn:Linear",
         "torch.nn:ParameterDict",

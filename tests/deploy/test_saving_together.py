@@ -13,6 +13,7 @@ import torch
 
 import _tiny
 import ensbridge as eb
+from _limits import pipe
 from _saving import FILES, assert_same, bridge, contents, foreign, model
 from ensbridge.bridge.bridge import FeatureBridge
 from ensbridge.deploy.saving import folder as folder_module
@@ -95,6 +96,11 @@ def test_a_folder_that_is_not_ours_gets_no_lock_either(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not the card"):
         model().save(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["README.md"]
+
+
+def test_a_pipe_in_place_of_the_card_is_not_waited_for(tmp_path: Path) -> None:
+    with pipe(tmp_path / "README.md"), pytest.raises(ValueError, match=r"README\.md is not a regular"):
+        model().save(tmp_path)
 
 
 def test_a_model_can_be_loaded_while_its_folder_is_kept(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def bench(
     """Time a model beside one network and ensembles.
 
     With MACs, parameters and memory. "One member" is the model's source alone, DE-2 … DE-M are ensembles of
-    its copies, M the members that the model stands for. Each table is printed once it is measured. Compiling
-    may take minutes a model: --runtime eager --runtime onnxruntime leaves it out.
+    its copies, M the members that the model stands for, at most 10. Each table is printed once it is
+    measured. Compiling may take minutes a model: --runtime eager --runtime onnxruntime leaves it out.
 
     Every round times all models, in a new order; ratios to one member are of the same round. A ratio whose
     spread, or 95 % interval, is wider than the difference that it would claim is not printed. Memory is the

@@ -9,16 +9,15 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,9 +29,9 @@ from ensbridge.bridge.bridge import Bridge
 from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
 from ensbridge.deploy.fuse import prepare_for_inference
 from ensbridge.deploy.saving import load
-from ensbridge.deploy.saving.description import LARGEST_IMAGE
+from ensbridge.deploy.saving.description import LARGEST_BATCH, LARGEST_IMAGE
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.utils.files import open_folder
+from ensbridge.utils.files import open_folder, write_atomically
 from ensbridge.utils.text import one_line
 
 Target = Literal["onnx", "pt2"]
@@ -59,15 +58,17 @@ class Exported:
     difference: float  # the largest, as a share of the logits' scale, on batches that float32 can tell
     tolerance: float
     coarse: int = 0  # batches on which the model's own rounding is larger than that, and the file's no larger
+    batch_sizes: tuple[int, ...] = BATCHES  # of those that were made up
 
     def __str__(self) -> str:
         opset = "" if self.opset is None else f", opset {self.opset}"
         coarse = ""
         if self.coarse:
             coarse = f"; on {self.coarse} the model's own logits are rounded further, and the file's no more"
+        sizes = ", ".join(map(str, self.batch_sizes))
         return (
             f"{self.path}: {self.size / 1e6:.3g} MB{opset}\n"
-            f"run again beside the model on {self.batches} batches ({', '.join(map(str, BATCHES))} images: "
+            f"run again beside the model on {self.batches} batches ({sizes} images: "
             f"random, zeros, ones, times 1000, negative; the example): logits differ by at most "
             f"{self.difference:.1e} of their scale, allowed are {self.tolerance:.0e}{coarse}"
         )
@@ -84,6 +85,7 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Images) ->
     >>> from ensbridge.models import TokenScore
     >>> source = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> fast = FastEnsemble(source, [Bridge(TokenScore(3, 8, 8)).one_step()], feature="1", temperature=1.3)
+    >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     done = export(fast, f"{folder}/model.pt2", to="pt2", example=torch.rand(4, 1, 4, 4))
     ...     done.path.name, done.difference <= done.tolerance
@@ -95,20 +97,15 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Images) ->
     images = _batch(example)
     eager = _eager(model, images)
     open_folder(path.parent)
-    with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, silence():
-        written = Path(folder) / f"model.{to}"
-        program = trace(prepare_for_inference(model), images)
-        opset = _write(program, written, to)
-        run = _open(written, to)
+    with silence():
+        content, opset = _serialise(trace(prepare_for_inference(model), images), to)
+        run = _open(content, to, path.name)
         allowed = max(tolerance(model, images), ONNX_TOLERANCE if to == "onnx" else 0.0)
-        cases = list(inputs(images))
-        gaps = [_compare(model, eager, run, each, allowed, path.name) for each in cases]
-        size = written.stat().st_size
-        with open(written, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(written, path)
+        gaps = [_compare(model, eager, run, each, allowed, path.name) for each in inputs(images)]
+    write_atomically(path, content)
     fine = [gap for gap in gaps if gap <= allowed]
-    return Exported(path, size, opset, len(cases), max(fine, default=0.0), allowed, len(cases) - len(fine))
+    worst, coarse = max(fine, default=0.0), len(gaps) - len(fine)
+    return Exported(path, len(content), opset, len(gaps), worst, allowed, coarse, _batch_sizes(images))
 
 
 def export_folder(
@@ -181,11 +178,16 @@ def inputs(example: Tensor) -> Iterator[Tensor]:
     """What an export is checked with: the example, then random and extreme batches of each size."""
     yield example[: max(BATCHES)]
     generator = torch.Generator().manual_seed(1)
-    for count in BATCHES:
+    for count in _batch_sizes(example):
         images = torch.rand(count, *example.shape[1:], generator=generator)
         noise = torch.randn(count, *example.shape[1:], generator=generator)
         for each in (images, noise, 0 * images, torch.ones_like(images), 1e3 * images, -images, -1e3 * noise):
             yield each.to(example.dtype)
+
+
+def _batch_sizes(example: Tensor) -> tuple[int, ...]:
+    """How many images a batch has; large ones, which a file may ask for, come in small batches."""
+    return tuple(count for count in BATCHES if count == 1 or count * example[0].numel() <= LARGEST_BATCH)
 
 
 def check_fast(fast: object) -> None:
@@ -264,35 +266,37 @@ def _eager(model: FastEnsemble, example: Tensor) -> Run:
     return run
 
 
-def _write(program: ExportedProgram, path: Path, to: Target) -> int | None:
-    """Write the file and return ONNX's opset."""
+def _serialise(program: ExportedProgram, to: Target) -> tuple[bytes, int | None]:
+    """The file's content, and ONNX's opset.
+
+    In memory: torch's own writer ends the process where the disk is full.
+    """
     try:
-        return write_onnx(program, path) if to == "onnx" else _write_pt2(program, path)
+        return onnx_bytes(program) if to == "onnx" else (_pt2_bytes(program), None)
     except Exception as error:  # whatever an operation without a counterpart in the format brings
         raise ValueError(
             f"this model cannot be written as {to} ({one_line(error)}); try the other --to"
         ) from error
 
 
-def _open(path: Path, to: Target) -> Run:
-    """The file in its runtime."""
+def _open(content: bytes, to: Target, name: str) -> Run:
+    """The file's content in its runtime."""
     try:
-        return _open_onnx(path) if to == "onnx" else _open_pt2(path)
+        return _open_onnx(content) if to == "onnx" else _open_pt2(content)
     except Exception as error:
         raise ValueError(
-            f"{path.name} cannot be opened again ({one_line(error)}) and was not kept; try the other --to"
+            f"{name} cannot be opened again ({one_line(error)}) and was not kept; try the other --to"
         ) from error
 
 
-def write_onnx(program: ExportedProgram, path: Path) -> int | None:
-    """Write a traced model as ONNX and return its opset."""
+def onnx_bytes(program: ExportedProgram) -> tuple[bytes, int | None]:
+    """A traced model as ONNX, and its opset."""
     made = torch.onnx.export(
         program, dynamo=True, input_names=["images"], output_names=["logits"], verbose=False
     )
     assert made is not None
     _tidy(made)
-    made.save(path, external_data=False)
-    return made.model.opset_imports.get("")
+    return made.model_proto.SerializeToString(), made.model.opset_imports.get("")
 
 
 def _tidy(made: torch.onnx.ONNXProgram) -> None:
@@ -306,16 +310,18 @@ def _tidy(made: torch.onnx.ONNXProgram) -> None:
             value.shape = type(value.shape)(["batch" if str(d) == free else d for d in value.shape])
 
 
-def _write_pt2(program: ExportedProgram, path: Path) -> None:
-    torch.export.save(program, path)
+def _pt2_bytes(program: ExportedProgram) -> bytes:
+    file = BytesIO()
+    torch.export.save(program, file)
+    return file.getvalue()
 
 
-def _open_onnx(path: Path) -> Run:
+def _open_onnx(content: bytes) -> Run:
     import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor:
         (logits,) = session.run(["logits"], {"images": images.numpy()})
@@ -324,8 +330,8 @@ def _open_onnx(path: Path) -> Run:
     return run
 
 
-def _open_pt2(path: Path) -> Run:
-    net = torch.export.load(path).module()
+def _open_pt2(content: bytes) -> Run:
+    net = torch.export.load(BytesIO(content)).module()
 
     @torch.no_grad()
     def run(images: Tensor) -> Tensor:

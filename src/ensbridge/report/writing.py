@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensbridge.evaluation.scores import Summary
 from ensbridge.report.shipped import shipped
-from ensbridge.utils.files import open_folder, write_atomically
+from ensbridge.utils.files import open_folder, open_inner_folder, write_atomically
 
 if TYPE_CHECKING:
     from ensbridge.report.figures import Drawn, Plot
@@ -34,9 +34,7 @@ def write_report(summary: Summary, out: str | Path) -> Path:
     parts = [Part(plot, draw(plot, data) if data else None, note) for plot, data, note in found]
     page = render_page(summary, parts[:-1], parts[-1])
     folder = open_folder(out)
-    if (folder / "figures").is_symlink():  # which would bring figures into a folder that nobody named
-        raise ValueError(f"{folder / 'figures'} is a link; delete it, or choose another folder with --out")
-    figures = open_folder(folder / "figures")
+    figures = open_inner_folder(folder / "figures")
     for part in parts:
         svg, png = (figures / f"{part.plot.name}.{kind}" for kind in ("svg", "png"))
         if part.drawn is None:  # an earlier report's figure would pass for this one's

@@ -149,6 +149,13 @@ def open_folder(path: Path | str) -> Path:
     return folder
 
 
+def open_inner_folder(path: Path) -> Path:
+    """A folder inside one that is written to; a link there is refused, which could lead anywhere."""
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link; delete it, or choose another folder with --out")
+    return open_folder(path)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a folder for one process; another is refused until this one ends, however it ends.

@@ -47,7 +47,7 @@ def jpeg_compression(image: Image, quality: int, rng: np.random.Generator) -> Im
     file = BytesIO()
     _picture(image).save(file, "JPEG", quality=quality)
     file.seek(0)
-    return np.asarray(Pillow.open(file)) / 255
+    return np.asarray(Pillow.open(file, formats=["JPEG"])) / 255
 
 
 def pixelate(image: Image, share: float, rng: np.random.Generator) -> Image:

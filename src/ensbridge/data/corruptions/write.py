@@ -32,7 +32,14 @@ from ensbridge import __version__
 from ensbridge.data.corruptions import apply
 from ensbridge.data.corruptions.constants import CORRUPTIONS, FROST, SEVERITIES, digest
 from ensbridge.data.npy import open_npy
-from ensbridge.utils.files import locked, open_folder, read_file, read_json, write_atomically
+from ensbridge.utils.files import (
+    locked,
+    open_folder,
+    open_inner_folder,
+    read_file,
+    read_json,
+    write_atomically,
+)
 from ensbridge.utils.progress import Bars
 
 CHUNK = 100  # images of one job
@@ -99,7 +106,7 @@ def _make(
     advance: Callable[[int], None],
 ) -> None:
     """Make every file of a corruption that the manifest has not."""
-    open_folder(folder / PARTS)
+    open_inner_folder(folder / PARTS)
     missing = [name for name in CORRUPTIONS if f"{name}.npy" not in manifest["files"]]
     paths = {
         (name, severity): folder / PARTS / f"{name}-{severity}.npy"

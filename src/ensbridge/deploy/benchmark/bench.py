@@ -21,6 +21,7 @@ from ensbridge.deploy.benchmark.runtimes import RUNTIMES, CannotRun, Runtime, re
 from ensbridge.deploy.export import cannot_take, check_fast, image_like
 from ensbridge.deploy.fuse import InferenceModel, prepare_for_inference
 from ensbridge.deploy.saving import load
+from ensbridge.deploy.saving.description import LARGEST_BATCH
 from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
@@ -29,7 +30,8 @@ from ensbridge.models.features import read_logits
 ONE = "one member"
 Begin = Callable[[str, int], Callable[[int], None]]  # a stage by its name and steps; hears of steps done
 Tell = Callable[["Table"], None]  # hears of each table once it is measured
-LARGEST_BATCH = 2**16
+MOST_IMAGES = 2**16  # in a batch
+LARGEST_ENSEMBLE = 10  # that is timed, each of copies of its own: a file may claim a thousand members
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def bench(
 ) -> Benchmark:
     """Measure one member, source + bridge and DE-2 … DE-M on images like `image` (1, …), on its device.
 
+    M is the members that the model stands for, or 10 if they are more.
     Source and bridges are run as `prepare_for_inference` has them, in every runtime. MACs and parameters are
     those of the model itself. Memory is the weights and what a call needs beside them: on a GPU by torch's
     count, on the CPU by how far the process's resident memory rises in a call, at its peak as the kernel has
@@ -142,7 +145,7 @@ def bench(
     >>> [row.model for row in found.tables[0].rows], found.tables[0].rows[1].ratio.reason
     (['one member', 'source + bridge', 'DE-2', 'DE-3'], '1 round: too few; give at least 6')
     """
-    _check(fast, runtimes, batches, rounds, seconds)
+    _check(fast, image, runtimes, batches, rounds, seconds)
     threads = len(cores()) if threads is None else threads
     fast = copy.deepcopy(fast).eval().requires_grad_(False)
     models = _models(fast)
@@ -185,9 +188,14 @@ def _models(fast: FastEnsemble) -> dict[str, nn.Module]:
         ONE: _Member(fast.source),
         _fast_name(len(fast.bridges)): prepare_for_inference(fast),
     }
-    for count in range(2, fast.members + 1):
+    for count in _ensembles(fast):
         models[f"DE-{count}"] = Ensemble([copy.deepcopy(fast.source) for _ in range(count)])
     return {name: model.eval() for name, model in models.items()}
+
+
+def _ensembles(fast: FastEnsemble) -> range:
+    """How many members the ensembles beside a model have."""
+    return range(2, min(fast.members, LARGEST_ENSEMBLE) + 1)
 
 
 def _costs(fast: FastEnsemble, image: Tensor) -> dict[str, tuple[int, int]]:
@@ -197,7 +205,7 @@ def _costs(fast: FastEnsemble, image: Tensor) -> dict[str, tuple[int, int]]:
         costs = {ONE: one, _fast_name(len(fast.bridges)): (count_macs(fast, image), count_params(fast))}
     except (ValueError, RuntimeError) as error:
         raise ValueError(cannot_take(image, error)) from error
-    for count in range(2, fast.members + 1):
+    for count in _ensembles(fast):
         costs[f"DE-{count}"] = (count * one[0], count * one[1])
     return costs
 
@@ -252,15 +260,25 @@ def _images(image: Tensor, batch: int) -> Tensor:
 
 
 def _check(
-    fast: FastEnsemble, runtimes: Sequence[str], batches: Sequence[int], rounds: int, seconds: float
+    fast: FastEnsemble,
+    image: Tensor,
+    runtimes: Sequence[str],
+    batches: Sequence[int],
+    rounds: int,
+    seconds: float,
 ) -> None:
     check_fast(fast)
     for runtime in runtimes:
         if runtime not in RUNTIMES:
             raise ValueError(f"runtime is {runtime!r}; it must be one of {', '.join(RUNTIMES)}")
     for batch in batches:
-        if not 1 <= batch <= LARGEST_BATCH:
-            raise ValueError(f"batch is {batch}; give 1 to {LARGEST_BATCH} images")
+        if not 1 <= batch <= MOST_IMAGES:
+            raise ValueError(f"batch is {batch}; give 1 to {MOST_IMAGES} images")
+        if batch > 1 and batch * image.numel() > LARGEST_BATCH:
+            raise ValueError(
+                f"batch is {batch} images of {image.numel():,} numbers; at most {LARGEST_BATCH:,} are timed "
+                f"at once, so give --batch {max(1, LARGEST_BATCH // image.numel())} or less"
+            )
     if rounds < 1:
         raise ValueError(f"rounds is {rounds}; give at least 1, and 6 or more for ratios")
     if not seconds > 0:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
 from ensbridge.deploy.benchmark.memory import peak_memory, resident
 from ensbridge.deploy.cuda_graph import capture
-from ensbridge.deploy.export import silence, trace, write_onnx
+from ensbridge.deploy.export import onnx_bytes, silence, trace
 from ensbridge.utils.text import one_line
 
 Runtime = Literal["eager", "compiled", "onnxruntime"]
@@ -117,10 +115,7 @@ def _run_onnx(model: nn.Module, images: Tensor, threads: int) -> Runner:
 def _onnx(model: nn.Module, images: Tensor) -> bytes:
     """The model as ONNX, for batches of any size, written once."""
     if model not in _WRITTEN:
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            write_onnx(trace(model, images), path)
-            _WRITTEN[model] = path.read_bytes()
+        _WRITTEN[model] = onnx_bytes(trace(model, images))[0]
     return _WRITTEN[model]
 
 

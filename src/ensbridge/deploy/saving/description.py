@@ -23,6 +23,7 @@ from ensbridge.utils.files import read_json
 FORMAT, VERSION = "ensbridge.FastEnsemble", 1
 LARGEST_CONFIG = 2**20  # bytes of config.json; those of real models have a few thousand
 LARGEST_IMAGE = 2**24  # numbers in one image: 2048 × 2048 pixels of four channels
+LARGEST_BATCH = 2**27  # numbers in a batch of such images, where its size is ours to choose
 MOST_SIZES = 8  # of an image's shape
 MOST_MEMBERS, MOST_BRIDGES = 1000, 64  # a file that asks for more would never be done
 LEAST_STEP = 1e-6  # of time; float32 tells smaller ones badly apart

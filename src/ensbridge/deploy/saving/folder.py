@@ -30,7 +30,7 @@ from ensbridge.deploy.saving.weights import (
 )
 from ensbridge.models import Preprocessed
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.utils.files import locked, open_folder, read_json, write_atomically
+from ensbridge.utils.files import MOST_JSON, locked, open_folder, read_file, read_json, write_atomically
 
 if TYPE_CHECKING:
     from ensbridge.evaluation.fidelity import Fidelity
@@ -162,10 +162,15 @@ def _stamps(place: Path) -> list[tuple[int, int, int] | None]:
     return found
 
 
+def _is_card(card: Path) -> bool:
+    """Whether a file is the card of a saved model."""
+    return read_file(card, MOST_JSON, "choose another folder").startswith(CARD_START.encode())
+
+
 def _check_ours(place: Path) -> None:
     """Refuse to overwrite what is not ours."""
     config, card = place / CONFIG, place / CARD
-    if card.exists() and not card.read_bytes().startswith(CARD_START.encode()):
+    if card.exists() and not _is_card(card):
         raise ValueError(f"{card} is not the card of a saved model; choose another folder")
     if not config.exists():
         if (place / WEIGHTS).exists():
