@@ -62,12 +62,13 @@ class Heard:
 
     def __init__(self, stop: tuple[str, int] | None = None) -> None:
         self.stages: dict[str, tuple[int, list[int]]] = {}
+        self.units: dict[str, str] = {}
         self.stop = stop
         self.lock = threading.Lock()
 
-    def stage(self, name: str, total: int) -> Callable[[int], None]:
+    def stage(self, name: str, total: int, unit: str = "steps") -> Callable[[int], None]:
         done: list[int] = []
-        self.stages[name] = (total, done)
+        self.stages[name], self.units[name] = (total, done), unit
 
         def advance(steps: int) -> None:
             with self.lock:

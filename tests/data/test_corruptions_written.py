@@ -105,7 +105,7 @@ class Heard:
     def __init__(self) -> None:
         self.total = self.done = 0
 
-    def stage(self, name: str, total: int) -> Any:
+    def stage(self, name: str, total: int, unit: str = "steps") -> Any:
         self.total = total
         return self.add
 

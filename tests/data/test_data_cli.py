@@ -58,7 +58,8 @@ def test_commands_that_are_recommended_can_be_pasted(run: Run) -> None:
     assert "imagenet64     not there; unpack train_data_batch_1 to _10" in out
     code, _, err = run("data", "corrupt", "cifar10", "--root", "my data")
     assert code == 2
-    assert "cifar10 is not in my data; to get it: ensbridge data get cifar10 --root 'my data'" in err
+    assert err.startswith("ensbridge: cifar10 is not in my data ")
+    assert err.endswith("; to get it: ensbridge data get cifar10 --root 'my data'\n")
 
 
 def test_a_set_of_another_shape_is_not_corrupted(run: Run, tmp_path: Path) -> None:

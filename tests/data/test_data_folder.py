@@ -104,7 +104,7 @@ def test_an_image_that_would_fill_memory_is_refused_and_leaves_pillow_as_it_was(
 def test_without_pillow_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image_folder(tmp_path, "train")
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ValueError, match=re.escape("Pillow, which is missing; pip install pillow")):
+    with pytest.raises(ValueError, match=r"Pillow is not installed; pip install 'ensbridge\[data\]'"):
         open_splits(tmp_path)
 
 

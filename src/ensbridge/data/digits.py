@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ensbridge.data.loader import ImageSet
+from ensbridge.utils.extras import need
 
 TRAIN, VALIDATION, NOISE = 600, 200, 0.3
 
@@ -31,12 +32,9 @@ def load_digits(noise: float = NOISE) -> Splits:
     >>> [len(part) for part in splits], tuple(splits.train.images.shape[1:])
     ([600, 200, 997], (1, 8, 8))
     """
-    try:
-        from sklearn.datasets import load_digits as load
-    except ImportError as error:
-        raise ValueError(
-            "the digits come with scikit-learn, which is missing; pip install 'ensbridge[digits]'"
-        ) from error
+    need("digits")
+    from sklearn.datasets import load_digits as load
+
     bunch: Any = load()
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(bunch.target), generator=generator)

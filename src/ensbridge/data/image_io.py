@@ -21,10 +21,8 @@ MOST_PIXELS = 2**25  # more than any image of a set, or sheet of them, has
 
 def pillow() -> Any:
     """Pillow's Image, or ValueError that says how to install it."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ValueError("image files are read with Pillow, which is missing; pip install pillow") from error
+    from PIL import Image
+
     return Image
 
 

@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from ensbridge.data.arrays import read_npz
 from ensbridge.data.cifar import CIFAR10, CIFAR100, read_cifar
-from ensbridge.data.dataset_info import DATASETS, DatasetInfo, Stage, default_root, silent
+from ensbridge.data.dataset_info import DATASETS, DatasetInfo, default_root
 from ensbridge.data.digits import Splits
 from ensbridge.data.folder import read_image_folder
 from ensbridge.data.image_io import LARGEST_FILE
 from ensbridge.data.imagenet64 import IMAGENET64, LARGEST_BATCH, read_imagenet64
 from ensbridge.data.sources import from_folder
 from ensbridge.data.tiny_imagenet import read_tiny_imagenet
+from ensbridge.utils.progress import Stage, silent
 from ensbridge.utils.text import one_line
 
 
@@ -25,15 +26,16 @@ def open_splits(source: Path | str, root: Path | str | None = None, stage: Stage
     names, or data/), or the path of an `.npz`, of a set in its official layout, or of a folder of images in
     folders named by class. A path that looks like a name is written ./name.
 
-    >>> open_splits("cifar10", root="/nowhere")
+    >>> open_splits("cifar10", root="/nowhere")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: cifar10 is not in /nowhere; to get it: ensbridge data get cifar10 --root /nowhere
+    ValueError: cifar10 is not in /nowhere (--root or ENSBRIDGE_DATA names another folder); to get it: ...
     """
     if isinstance(source, str) and source in DATASETS:
         known, folder = DATASETS[source], Path(default_root() if root is None else root)
         place = find(known, folder)
         if place is None:
-            raise ValueError(f"{source} is not in {folder}; {known.remedy(folder)}")
+            elsewhere = "--root or ENSBRIDGE_DATA names another folder"
+            raise ValueError(f"{source} is not in {folder} ({elsewhere}); {known.remedy(folder)}")
         splits = open_path(place, stage)
         known.check(splits, place)
         return splits

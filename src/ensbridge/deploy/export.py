@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -31,6 +30,7 @@ from ensbridge.deploy.fuse import prepare_for_inference
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.description import LARGEST_BATCH, LARGEST_IMAGE
 from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_folder, write_atomically
 from ensbridge.utils.text import one_line
 
@@ -210,6 +210,8 @@ def cannot_take(images: Tensor, error: Exception) -> str:
 def _check_target(to: str) -> None:
     if to not in get_args(Target):
         raise ValueError(f"to is {to!r}; it must be 'onnx' or 'pt2'")
+    if to == "onnx":
+        need("export")
 
 
 def _check_request(fast: FastEnsemble, path: Path, to: Target) -> None:
@@ -217,9 +219,6 @@ def _check_request(fast: FastEnsemble, path: Path, to: Target) -> None:
     check_fast(fast)
     if path.suffix != f".{to}" or path.is_dir():
         raise ValueError(f"{path} is no name for this export; give a file such as model.{to}")
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if to == "onnx" and missing:
-        raise ValueError(f"{' and '.join(missing)} is not installed; pip install 'ensbridge[export]'")
     for bridge in fast.each_bridge():
         if not isinstance(bridge, Bridge):
             continue

@@ -14,6 +14,7 @@ from ensbridge.data.loader import Data, ImageSet, collect
 from ensbridge.evaluation.evaluate import Evaluator
 from ensbridge.evaluation.predict import predict, predict_each
 from ensbridge.evaluation.scores import Row
+from ensbridge.evaluation.scores.columns import dee_text
 from ensbridge.metrics import (
     fit_temperature,
     format_dee,
@@ -68,7 +69,7 @@ class Fidelity:
         ]
         for name, row in (("source", self.source_row), ("this", self.row), ("ensemble", self.ensemble_row)):
             if row is not None:
-                dee = row.dee if isinstance(row.dee, str) else f"{row.dee:.2f}"
+                dee = dee_text(row.dee).replace("<1", "<1 (worse than one member)")
                 scores = f"NLL {row.nll:.4f}, Brier {row.brier:.4f}, ECE {row.ece:.4f}, DEE {dee}"
                 lines.append(f"{name}: accuracy {row.acc:.2f} %, {scores}{before if name == 'this' else ''}")
         return "\n".join([*lines, self.verdict])

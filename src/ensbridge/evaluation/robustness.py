@@ -25,8 +25,8 @@ from ensbridge.evaluation.scores import CorruptedRow, CorruptedSet, Scores, pars
 from ensbridge.metrics import MetricStream
 from ensbridge.models.ensemble import weights_digest
 from ensbridge.utils.files import open_folder, read_json, write_atomically
+from ensbridge.utils.progress import Stage
 
-Stage = Callable[[str, int], Callable[[int], None]]  # such as `stage` of the progress bars
 KEPT = "corrupted.jsonl"  # beside a run's scores.json
 
 
@@ -71,7 +71,7 @@ def measure_corrupted(
         images = _read(folder, place, clean)
         if advance is None:
             total = len(places) * len(models) * len(images)
-            advance = stage("corrupted", total) if stage else lambda steps: None
+            advance = stage("corrupted", total, "images") if stage else lambda steps: None
         digest = images.fingerprint()
         keys = {name: _Key(weights[name], temperatures.get(name), digest) for name in models}
         new = {name: model for name, model in models.items() if keys[name] not in kept.rows}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from ensbridge._aliases import upgrade_config
 from ensbridge.bridge.bridge import Preset
+from ensbridge.data import DATASETS, open_splits
 from ensbridge.experiments.digits import digits
 from ensbridge.experiments.paper import cifar10, cifar100, imagenet64, tiny_imagenet
 from ensbridge.experiments.recipe import BASELINES, Recipe, Schedule, change, match_compute
@@ -31,7 +32,8 @@ class Plan:
     """A recipe in words.
 
     `preset` chooses the method's switches, `schedule` the length, batch and rate of training. Baselines get
-    as many epochs as the bridge after the changes, unless a change sets theirs.
+    as many epochs as the bridge after the changes, unless a change sets theirs. Data sets lie in `root`, by
+    default where ENSBRIDGE_DATA says; it is no part of what a run folder remembers.
 
     >>> recipe = Plan("digits", changes=("bridge_fit.epochs=12", "ed_fit.epochs=5")).recipe()
     >>> recipe.bn_fit.epochs, recipe.ed_fit.epochs
@@ -42,6 +44,7 @@ class Plan:
     preset: Preset = "default"
     changes: tuple[str, ...] = ()
     schedule: Schedule = "published"
+    root: Path | None = field(default=None, compare=False)
 
     def recipe(self) -> Recipe:
         """The recipe itself, checked."""
@@ -59,6 +62,8 @@ class Plan:
                     f"{LONGEST_CHANGE:,}"
                 )
         recipe = RECIPES[self.name](self.preset, self.schedule)
+        if self.root is not None and self.name in DATASETS:
+            recipe = replace(recipe, load=lambda: open_splits(self.name, self.root))
         for assignment in self.changes:
             recipe = change(recipe, assignment)
         fields = {assignment.partition("=")[0].strip() for assignment in self.changes}

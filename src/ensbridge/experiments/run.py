@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.checkpoint import RunFolder
 from ensbridge.training.distributed import Engine, join
 from ensbridge.utils.devices import find_device
-from ensbridge.utils.files import locked, open_folder, read_json, write_atomically
+from ensbridge.utils.files import locked, opened_folder, read_json, write_atomically
 
 
 def train_recipe(
@@ -93,16 +94,17 @@ def evaluate_run(
     reporter: Reporter | None = None,
     device: str = "auto",
     corrupted: Path | str | None = None,
+    root: Path | None = None,
 ) -> tuple[Scores, list[str]]:
     """Measure what is trained in a run folder and write its `scores.json`; also returns what is missing.
 
     The folder names its recipe; `plan` is for recipes of one's own, which no name finds. With a folder of
-    `corrupted` test images the models are measured on those too. The `reporter` hears of every image that a
-    network answers.
+    `corrupted` test images the models are measured on those too. `root` is where data sets lie. The
+    `reporter` hears of every image that a network answers.
     """
     out = Path(out)
     named, seed = _read_plan(out)
-    plan = named if plan is None else plan
+    plan = replace(named, root=root) if plan is None else plan
     with _opened(plan, out, seed, reporter or Silent(), False, device) as (run, recipe):
         if corrupted is not None:
             check_corrupted(corrupted, run.data.test)
@@ -175,10 +177,9 @@ def _open(
     place: torch.device,
     engine: Engine | None,
 ) -> tuple[Path, Splits]:
-    if train:
-        open_folder(out)  # before the data is loaded, which may take long
-    data = recipe.load()
-    recipe.try_networks(data)
+    with opened_folder(out) if train else nullcontext():  # before the data is loaded, which may take long
+        data = recipe.load()
+        recipe.try_networks(data)
     in_words = isinstance(plan, Plan)
     named = plan if in_words else Plan(recipe.name, recipe.preset)
     description = {"plan": named.to_json(), "recipe": describe(recipe), "seed": seed}
@@ -206,7 +207,7 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
     figures = any(model.table != "rows" for model in models)
     ensemble = trained_ensemble(run, recipe, recipe.most_members if figures else recipe.members)
     images = len(run.data.test) + len(run.data.val)
-    advance = run.reporter.stage("evaluate", (len(ensemble) + len(models)) * images)
+    advance = run.reporter.stage("evaluate", (len(ensemble) + len(models)) * images, "images")
     evaluator = Evaluator(
         ensemble,
         run.data.test,

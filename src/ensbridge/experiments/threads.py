@@ -23,7 +23,7 @@ Work = Callable[[Progress], None]  # work that reports its steps
 class Reporter(Protocol):
     """Hears how far a run is."""
 
-    def stage(self, name: str, total: int) -> Callable[[int], None]:
+    def stage(self, name: str, total: int, unit: str = "steps") -> Callable[[int], None]:
         """A stage of so many steps begins; the answer is called with the number of steps just done."""
         ...
 
@@ -31,7 +31,7 @@ class Reporter(Protocol):
 class Silent:
     """A reporter that says nothing."""
 
-    def stage(self, name: str, total: int) -> Callable[[int], None]:
+    def stage(self, name: str, total: int, unit: str = "steps") -> Callable[[int], None]:
         """Begin a stage that nobody watches."""
         return lambda steps: None
 

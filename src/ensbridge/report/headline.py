@@ -13,6 +13,7 @@ CLEAR = 2.0
 ROUNDING = 1e-6  # of an NLL: as `metrics` has it, which pages are made without
 
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_WORSE = "worse than one member"  # what a DEE below 1 says; as a number of members it would mean nothing
 
 
 def main_bridge(summary: Summary) -> Group | None:
@@ -72,7 +73,9 @@ def headline(summary: Summary) -> str:
     if aim is not None:
         real = f" ({_count(row.members, 'real member')} cost ×{aim.first.macs_ratio:.1f})"
     unknown = "" if error is not None else "; its error is not known"
-    return f"{name}: {cost} of one network, equals {_members(bridge, spread=True)} by NLL{real}{unknown}."
+    members = _members(bridge, spread=True)
+    equals = f"is {_WORSE}" if bridge.worse_than_one else f"equals {members}"
+    return f"{name}: {cost} of one network, {equals} by NLL{real}{unknown}."
 
 
 def control_sentence(summary: Summary) -> str:
@@ -95,7 +98,8 @@ def control_sentence(summary: Summary) -> str:
     own = "the same bridge" if bridge.first.bridges == 1 else "the same bridges"
     what = own if same else f"{control.model}, another bridge,"
     found = f"Without the ensemble — {what} trained towards the source alone —"
-    found += f" the NLL of {_members(both.theirs)}{both.which}"
+    nll = f"an NLL {_WORSE}’s" if both.theirs.worse_than_one else f"the NLL of {_members(both.theirs)}"
+    found += f" {nll}{both.which}"
     ours, theirs = _mean(both.ours, "nll"), _mean(both.theirs, "nll")
     if theirs <= ours:
         return f"{found}: as good or better, so nothing here is shown to come from the ensemble."
@@ -211,6 +215,8 @@ def _target(summary: Summary) -> str:
 
 def _members(group: Group, *, spread: bool = False) -> str:
     """How many members a model equals, such as “2.4 members” or “2.4 ± 0.2 members over 3 seeds”."""
+    if group.worse_than_one:
+        return _WORSE
     mean, deviation = _mean(group, "dee"), group.spread("dee")
     over = f" over {len(group.rows)} seeds" if spread and deviation is not None else ""
     if group.dee_is_bound:

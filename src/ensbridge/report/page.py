@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from ensbridge.evaluation.scores import COLUMNS, Group, Kind, Summary, cells
+from ensbridge.evaluation.scores import COLUMNS, Group, Summary, cells
 from ensbridge.report import corrupted
+from ensbridge.report.glossary import glossary, linker
 from ensbridge.report.headline import control_sentence, headline, main_bridge
 from ensbridge.report.paper import comparison, source
 from ensbridge.report.style import LOOKS, variables
@@ -18,42 +20,8 @@ from ensbridge.report.style import LOOKS, variables
 if TYPE_CHECKING:
     from ensbridge.report.writing import Part
 
-# The meaning of the rows, told only for the methods that the table holds.
-_ROW_MEANINGS: dict[Kind, tuple[str, str]] = {
-    "DE": (
-        "DE-k",
-        "Deep ensemble: k separately trained networks, their probabilities averaged; DE-1 is one network, the"
-        " source.",
-    ),
-    "ED": (
-        "ED",
-        "Ensemble distillation: one new network, trained towards the members’ softened predictions.",
-    ),
-    "EnD2": (
-        "EnD²",
-        "Ensemble distribution distillation: one new network, trained to predict a Dirichlet distribution"
-        " over the members’ predictions (the proxy form).",
-    ),
-    "BN": (
-        "+L BN",
-        "The source plus L bridge networks, each built like its last blocks (small: with half the channels)"
-        " and trained to predict, from an inner feature, what a network midway on a low-loss curve to another"
-        " member predicts; the prediction is the mean of all, the source’s own among them.",
-    ),
-    "DBN": (
-        "+L DBN",
-        "The source plus L diffusion bridges trained towards the ensemble, in one sampling step unless more"
-        " are named; the mean of the bridges is the prediction. (KL): a network of the same kind trained"
-        " straight by KL divergence to the ensemble’s prediction; (DE-k): all its bridges together stand for"
-        " k members, where without it each stands for the target.",
-    ),
-    "control": (
-        "control",
-        "The bridge with the source alone as its target, so that no other member has a part in it; +L"
-        " control: the mean of L of them. What as many bridges trained the same way, (KL) or not, gain"
-        " beyond it is owed to the ensemble.",
-    ),
-}
+# Columns that the page shows first: what its headline speaks of must be seen on a phone too.
+_FIRST = ("model", "NLL", "DEE", "MACs ×", "ACC")
 
 
 def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
@@ -62,8 +30,9 @@ def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    main = main_bridge(summary)
-    kinds = {group.kind for group in summary.rows}
+    main, terms = main_bridge(summary), glossary(summary)
+    environment.filters["linked"] = linker(terms)
+    order = _order([column.heading for column in COLUMNS])
     return environment.from_string(template).render(
         summary=summary,
         first=summary.first,
@@ -72,10 +41,17 @@ def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
         dark=variables(dark=True),
         headline=_unbroken(headline(summary)),
         control=_unbroken(control_sentence(summary)),
-        columns=[(column.heading, column.explain(summary)) for column in COLUMNS],
+        headings=[COLUMNS[place].heading for place in order],
+        glossary=terms,
         errors=any(row.gap_error is not None for row in summary.first.rows),
-        rows=[(_class(group, main), cells(group)[0], _split(cells(group)[1:])) for group in summary.rows],
-        row_meanings=[meaning for kind, meaning in _ROW_MEANINGS.items() if kind in kinds],
+        rows=[
+            (
+                _class(group, main),
+                _short_parts_whole(cells(group)[0]),
+                _split([cells(group)[place] for place in order[1:]]),
+            )
+            for group in summary.rows
+        ],
         one=next((group.first for group in summary.rows if group.model == "DE-1"), None),
         paper=_paper(summary),
         paper_source=source(),
@@ -90,11 +66,22 @@ def _paper(summary: Summary) -> dict[str, object] | None:
     found = comparison(summary)
     if found is None:
         return None
-    rows = []
+    rows, order = [], _order(found.headings)
     for model, pairs in found.rows:
-        ours, theirs = zip(*pairs, strict=True)
+        ours, theirs = zip(*(pairs[place] for place in order), strict=True)
         rows += [("", model, _split(ours)), ("theirs", "paper", _split(theirs))]
-    return {"headings": found.headings, "rows": rows, "notes": found.notes}
+    headings = [found.headings[place] for place in order]
+    return {"headings": headings, "rows": rows, "notes": found.notes}
+
+
+def _order(headings: Sequence[str]) -> list[int]:
+    """The places of columns as the page shows them.
+
+    >>> _order(["MACs ×", "ACC", "NLL", "ECE", "DEE"])
+    [2, 4, 0, 1, 3]
+    """
+    rank = {heading: place for place, heading in enumerate(_FIRST)}
+    return sorted(range(len(headings)), key=lambda place: rank.get(headings[place], len(rank)))
 
 
 def _corrupted(summary: Summary) -> dict[str, object] | None:
@@ -140,6 +127,11 @@ def _split(texts: Sequence[str]) -> list[tuple[str, str]]:
 def _unbroken(text: str) -> str:
     """Keep a mean and its spread, or a name and its value, on one line."""
     return text.replace(" ± ", "\u00a0±\u00a0").replace(" = ", "\u00a0=\u00a0")
+
+
+def _short_parts_whole(name: str) -> str:
+    """Keep what stands in brackets on one line, where a narrow column has room for it."""
+    return re.sub(r"\([^()]{,12}\)", lambda part: part[0].replace(" ", "\u00a0"), _unbroken(name))
 
 
 def _seeds(summary: Summary) -> str:

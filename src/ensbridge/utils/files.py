@@ -157,6 +157,19 @@ def open_inner_folder(path: Path) -> Path:
 
 
 @contextmanager
+def opened_folder(path: Path | str) -> Iterator[Path]:
+    """`open_folder`, undone as far as folders are still empty where what follows fails."""
+    made = [part for part in (Path(path), *Path(path).parents) if not part.exists()]
+    try:
+        yield open_folder(path)
+    except BaseException:
+        with suppress(OSError):  # not empty
+            for part in made:
+                part.rmdir()
+        raise
+
+
+@contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a folder for one process; another is refused until this one ends, however it ends.
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ensbridge.data.corruptions.constants import CONSTANTS, CORRUPTIONS, SEVERITIES, SIZE
+from ensbridge.utils.extras import need
 
 Image = NDArray[np.float64]  # (32, 32, 3), in [0, 1]
 Corruption = Callable[[Image, Any, np.random.Generator], Image]
@@ -56,12 +57,9 @@ def corruption(name: str) -> Corruption:
     """The function of a corruption: (image, constant, random numbers) to image."""
     if name not in CONSTANTS:
         raise ValueError(f"corruption {name!r} is not known; there are: {', '.join(CORRUPTIONS)}")
-    try:
-        from ensbridge.data.corruptions import blur, digital, noise, spatter, weather
-    except ImportError as error:
-        raise ValueError(
-            f"the corruptions need {error.name}, which is missing; pip install 'ensbridge[corruptions]'"
-        ) from error
+    need("corruptions")
+    from ensbridge.data.corruptions import blur, digital, noise, spatter, weather
+
     homes = (noise, blur, weather, spatter, digital)
     return next(getattr(home, name) for home in homes if hasattr(home, name))
 

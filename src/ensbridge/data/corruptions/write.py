@@ -88,7 +88,7 @@ def write_corrupted(
     }
     folder = open_folder(folder)
     total = len(CORRUPTIONS) * len(severities) * len(images)
-    advance = reporter.stage("corrupt", total) if reporter else lambda steps: None
+    advance = reporter.stage("corrupt", total, "images") if reporter else lambda steps: None
     with locked(folder):
         manifest = _resume(folder, made)
         if LABELS not in manifest["files"]:  # first, so that whatever is whole can be read

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
@@ -17,6 +16,7 @@ from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
 from ensbridge.deploy.benchmark.memory import peak_memory, resident
 from ensbridge.deploy.cuda_graph import capture
 from ensbridge.deploy.export import onnx_bytes, silence, trace
+from ensbridge.utils.extras import missing
 from ensbridge.utils.text import one_line
 
 Runtime = Literal["eager", "compiled", "onnxruntime"]
@@ -62,9 +62,8 @@ def _check(runtime: Runtime, images: Tensor) -> None:
         return
     if images.is_cuda:
         raise CannotRun("onnxruntime is measured on the CPU only")
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing:
-        raise CannotRun(f"{' and '.join(missing)} is not installed; pip install 'ensbridge[export]'")
+    if lacking := missing("export"):
+        raise CannotRun(lacking)
 
 
 def _eager(model: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], Tensor]:

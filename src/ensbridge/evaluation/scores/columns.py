@@ -51,8 +51,19 @@ def _model(group: Group) -> str:
     return group.model + part
 
 
+def dee_text(dee: float | str) -> str:
+    """DEE as text; below 1 it is worse than one member, and no number of members.
+
+    >>> dee_text(2.5), dee_text(">5"), dee_text(-6.4)
+    ('2.50', '>5', '<1')
+    """
+    return dee if isinstance(dee, str) else "<1" if dee < 1 else f"{dee:.2f}"
+
+
 def dee_cell(group: Group) -> str:
     """DEE with its spread; “>” marks a lower bound, and an ensemble's own is exact."""
+    if group.worse_than_one:
+        return "<1"
     values, bound = group.values("dee"), ">" if group.dee_is_bound else ""
     if all(isinstance(row.dee, str) for row in group.rows):
         return f">{min(values):g}"
@@ -122,7 +133,7 @@ COLUMNS: tuple[Column, ...] = (
         "DEE",
         dee_cell,
         "Deep-ensemble equivalent: how many real members have the same NLL, read off straight lines between"
-        " the ensembles of the same run; below 1 is worse than one network. “>” marks a lower bound, where a"
+        " the ensembles of the same run; “<1” is worse than one network. “>” marks a lower bound, where a"
         " run is better than the largest ensemble measured and counts as that.",
     ),
     Column(

@@ -66,6 +66,12 @@ class Group(OverRuns):
         """Whether a run's DEE lies beyond the largest measured ensemble: the mean is then a lower bound."""
         return any(isinstance(row.dee, str) for row in self.rows)
 
+    @property
+    def worse_than_one(self) -> bool:
+        """Whether the mean DEE is below 1, where it stands for no number of members."""
+        mean = self.mean("dee")
+        return mean is not None and mean < 1
+
 
 @dataclass(frozen=True)
 class Summary:

@@ -126,6 +126,8 @@ def _point(group: Group) -> Data:
 
 
 def _dee(point: Data) -> str:
+    if point["dee"] < 1:
+        return "<1 (worse than one member)"
     return f"{'more than ' if point['dee_is_bound'] else ''}{point['dee']:.2f}"
 
 
@@ -166,7 +168,7 @@ def _series(sheet: Sheet, axes: Axes, series: Data, x: str, y: str, number: int)
         mec=PAPER,
         zorder=order,
     )
-    values = ", ".join(f"{p[x]:g}: {p[y]:.2f}" for p in points)
+    values = ", ".join(f"{p[x]:g}: {_dee(p) if y == 'dee' else f'{p[y]:.2f}'}" for p in points)
     sheet.mark(line, f"{y}-{x}-{number}", f"{series['name']}, {_SCORES[y]}: {values}")
     if y == "dee":
         for point in points:
@@ -177,7 +179,13 @@ def _series(sheet: Sheet, axes: Axes, series: Data, x: str, y: str, number: int)
 def _arrow(axes: Axes, at: tuple[float, float], colour: str) -> None:
     """Point upwards from a value that is only a lower bound."""
     up = axes.transData + ScaledTranslation(0, 20 / 72, axes.figure.dpi_scale_trans)
-    arrow = {"arrowstyle": "-|>", "color": colour, "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
+    arrow = {
+        "arrowstyle": "->,head_length=0.4,head_width=0.3",
+        "color": colour,
+        "lw": 1.6,
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
     axes.annotate("", xy=at, xycoords=up, xytext=at, textcoords="data", arrowprops=arrow, zorder=3)
 
 
