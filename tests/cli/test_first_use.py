@@ -16,11 +16,11 @@ import _recipe
 from ensbridge import cli
 from ensbridge.cli.base import app
 from ensbridge.cli.runs import next_steps
-from ensbridge.experiments import Plan, evaluate_run, outline, train_recipe
+from ensbridge.experiments import Plan, evaluate_run, train_recipe
 from ensbridge.utils.extras import DISTRIBUTIONS, EXTRAS, missing, need
 from ensbridge.utils.files import opened_folder
 
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def main(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
@@ -59,8 +59,6 @@ def test_only_what_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("sklearn", "digits", "quickstart --out run"),
         ("sklearn", "digits", "train digits --out run"),
         ("jinja2", "report", "report run"),
-        ("PIL", "data", "predict zoo:cifar10 image.png"),
-        ("PIL", "data", "data get tiny-imagenet"),
         ("scipy", "corruptions", "data corrupt cifar10"),
         ("onnxscript", "export", "export zoo:cifar10 --to onnx --out model.onnx"),
         ("onnxruntime", "export", "bench zoo:cifar10 --runtime onnxruntime"),
@@ -72,7 +70,12 @@ def test_a_command_names_its_missing_extra_before_any_work(
     def work(*_: object, **__: object) -> None:
         raise AssertionError("work was begun")
 
-    for name in ("recipes.run_recipe", "recipes.run.make_members", "scores.read_scores", "saving.load"):
+    for name in (
+        "experiments.run_recipe",
+        "experiments.runner.fit",
+        "evaluation.scores.read_scores",
+        "deploy.saving.load",
+    ):
         monkeypatch.setattr(f"ensbridge.{name}", work)
     monkeypatch.setattr("ensbridge.deploy.export.load", work)
     monkeypatch.setattr("ensbridge.deploy.benchmark.bench_folder", work)
@@ -191,14 +194,6 @@ def test_evaluation_counts_images(tmp_path: Path) -> None:
     train_recipe(recipe, tmp_path, stages=["members"], reporter=heard)
     evaluate_run(tmp_path, recipe, heard)
     assert heard.units == {"members": "steps", "evaluate": "images"}
-
-
-@pytest.mark.parametrize(("preset", "rounds"), [("paper", ["5→3", "3→2", "2→1"]), ("default", ["5→1"])])
-def test_an_outline_names_each_round_of_distillation(preset: Any, rounds: list[str]) -> None:
-    recipe = Plan("cifar10", preset).recipe()
-    for stage in ("distill", "tradeoff", "capacity"):
-        lines = outline(recipe, [stage])
-        assert re.findall(r"distilled (\S+)", "\n".join(lines)) == rounds
 
 
 # ------------------------------------------------------------------------------ after the quick start

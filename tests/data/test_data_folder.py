@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -99,13 +98,6 @@ def test_an_image_that_would_fill_memory_is_refused_and_leaves_pillow_as_it_was(
     with pytest.raises(ValueError, match=r"cat/000.PNG is no whole image"):
         open_splits(tmp_path)
     assert before == image.MAX_IMAGE_PIXELS
-
-
-def test_without_pillow_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    image_folder(tmp_path, "train")
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ValueError, match=r"Pillow is not installed; pip install 'ensbridge\[data\]'"):
-        open_splits(tmp_path)
 
 
 def test_pictures_are_read_as_they_are_meant_to_be_seen() -> None:

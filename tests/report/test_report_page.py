@@ -22,7 +22,7 @@ from ensbridge.report.figures.members import capacity_data, draw_capacity
 from ensbridge.report.glossary import glossary, linker
 from ensbridge.report.style import LOOKS
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 CHROMIUM = shutil.which("chromium")
 
 
