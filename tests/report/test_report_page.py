@@ -168,7 +168,7 @@ def test_over_seeds_the_mean_decides_and_figures_say_it_too() -> None:
     for document, dee in zip(documents, (-20.0, 1.5, 2.0), strict=True):
         document["capacity"][0]["dee"] = dee
         next(row for row in document["rows"] if row["model"] == "control")["dee"] = dee
-    summary = summarise([parse_scores(document) for document in documents])
+    summary = summarise([parse_scores(document) for document in documents], main="+1 DBN")
     control = next(group for group in summary.rows if group.model == "control")
     assert control.worse_than_one
     assert "worse than one member" in control_sentence(summary)

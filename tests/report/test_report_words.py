@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from _report import changed, make_document, one_run, three_runs, without
+from _report import MAIN, changed, make_document, one_run, three_runs, without
 from ensbridge.evaluation.scores import Row, Summary, parse_scores, summarise
 from ensbridge.report import control_sentence, headline
 from ensbridge.report.figures import PLOTS
@@ -20,23 +20,33 @@ from ensbridge.report.headline import main_bridge, main_control
 
 def test_headline_gives_cost_members_and_the_real_price() -> None:
     assert headline(one_run()) == (
-        "One network + bridge: ×1.16 the cost of one network, equals 2.4 members by NLL"
-        " (three real members cost ×3.0)."
+        "One network + bridge, “+1 DBN”: ×1.16 the cost of one network, and the NLL of 2.4 members, which"
+        " cost ×2.4. +1 DBN (KL) has a lower NLL, 0.217 against 0.237, at ×1.16."
     )
 
 
 def test_headline_over_several_runs_is_the_mean_with_its_spread() -> None:
     assert headline(three_runs()) == (
-        "One network + bridge: ×1.16 the cost of one network, equals 2.4 ± 0.0 members over 3 seeds by NLL"
-        " (three real members cost ×3.0)."
+        "One network + bridge, “+1 DBN”: ×1.16 the cost of one network, and the NLL of 2.4 ± 0.0 members"
+        " over 3 seeds, which cost ×2.4. +1 DBN (KL) has a lower NLL, 0.217 against 0.237, at ×1.16."
     )
 
 
-def test_headline_is_about_the_plain_bridge_even_when_another_scores_better() -> None:
-    names = [main_bridge(summary) for summary in (one_run(), without("+1 DBN"))]
-    assert [group.model for group in names if group] == ["+1 DBN", "+1 DBN (KL)"]
-    controls = [main_control(summary) for summary in (one_run(), without("+1 DBN"))]
-    assert [group.model for group in controls if group] == ["control", "control (KL)"]
+def test_headline_is_about_one_bridge_with_kl_unless_another_was_chosen() -> None:
+    runs = one_run().runs
+    others = [replace(one_run(), main=None), without("+1 DBN (KL)"), summarise(runs, main="+2 DBN (DE-5)")]
+    assert [group.model for group in map(main_bridge, others) if group] == [
+        "+1 DBN (KL)",
+        "+1 DBN",
+        "+2 DBN (DE-5)",
+    ]
+    assert [group.model for group in map(main_control, others) if group][:2] == ["control (KL)", "control"]
+
+
+def test_headline_names_what_is_cheaper_and_better() -> None:
+    text = headline(changed("ED", nll=0.2))
+    assert "ED has a lower NLL, 0.200 against 0.237, at ×1.00." in text
+    assert "ED has" not in headline(one_run())
 
 
 def test_headline_is_about_the_bridge_that_was_chosen() -> None:
@@ -60,11 +70,10 @@ def test_a_bridge_that_was_not_measured_cannot_be_chosen(name: str) -> None:
         summarise(one_run().runs, main=name)
 
 
-def test_headline_beyond_the_largest_ensemble_and_without_the_target() -> None:
+def test_headline_beyond_the_largest_ensemble() -> None:
     summary = changed("+1 DBN", dee=">5", bridges=2)
     assert "One network + 2 bridges" in headline(summary)
-    assert "equals more than 5 members by NLL (three" in headline(summary)
-    assert headline(without("DE-3")).endswith("equals 2.4 members by NLL.")
+    assert "the NLL of more than 5 members, which cost ×5.0." in headline(summary)
 
 
 def test_headline_says_when_the_bridge_does_not_beat_one_network() -> None:
@@ -83,7 +92,7 @@ def with_gaps(bridge: list[float], control: list[float]) -> Summary:
     for i, run in enumerate(summarise([parse_scores(make_document(s)) for s in range(len(bridge))]).runs):
         rows = (replace(r, gap=gaps[r.model][i], gap_error=1e-6) if r.model in gaps else r for r in run.rows)
         runs.append(replace(run, rows=tuple(rows)))
-    return Summary(tuple(runs))
+    return Summary(tuple(runs), MAIN)
 
 
 def useless(summary: Summary, runs: int) -> Summary:
@@ -94,7 +103,7 @@ def useless(summary: Summary, runs: int) -> Summary:
         return replace(row, nll=0.4) if row.model == "DE-3" else row
 
     changed_runs = [replace(run, rows=tuple(map(change, run.rows))) for run in summary.runs[:runs]]
-    return Summary((*changed_runs, *summary.runs[runs:]))
+    return Summary((*changed_runs, *summary.runs[runs:]), MAIN)
 
 
 def test_where_the_ensemble_is_no_better_than_one_network_no_members_are_named() -> None:
@@ -134,11 +143,11 @@ def test_bridge_and_control_are_compared_seed_by_seed_in_the_runs_that_have_both
     runs = with_gaps([0.9, 0.5, 0.7], [0.7, 0.31, 0.5]).runs
     # The control of the middle seed is missing: by position its neighbours would be paired.
     fewer = replace(runs[1], rows=tuple(row for row in runs[1].rows if row.model != "control"))
-    sentence = control_sentence(Summary((runs[0], fewer, runs[2])))
+    sentence = control_sentence(Summary((runs[0], fewer, runs[2]), MAIN))
     assert "members in the 2 runs that have both; the ensemble itself adds the rest" in sentence
     shuffled = with_gaps([0.9, 0.5, 0.7], [0.31, 0.7, 0.5]).runs
     dropped = replace(shuffled[0], rows=tuple(row for row in shuffled[0].rows if row.model != "control"))
-    unsettled = control_sentence(Summary((dropped, *shuffled[1:])))
+    unsettled = control_sentence(Summary((dropped, *shuffled[1:]), MAIN))
     # 0.5 and 0.7 against 0.7 and 0.5: the first seed's 0.9 has nothing to be compared with.
     assert "(0.60 against 0.60 of the gap to DE-3) is within twice its spread over seeds" in unsettled
     never = [
@@ -146,7 +155,9 @@ def test_bridge_and_control_are_compared_seed_by_seed_in_the_runs_that_have_both
         for run, gone in zip(runs[:2], ("control", "+1 DBN"), strict=True)
     ]
     controls = [replace(r, rows=tuple(x for x in r.rows if x.model != "control (KL)")) for r in never]
-    assert control_sentence(Summary(tuple(controls))).startswith("No run has both the bridge and its control")
+    assert control_sentence(Summary(tuple(controls), MAIN)).startswith(
+        "No run has both the bridge and its control"
+    )
 
 
 def test_a_single_run_is_judged_by_the_difference_image_by_image() -> None:
@@ -166,14 +177,14 @@ def test_headline_compares_with_one_network_in_the_same_runs() -> None:
     alone = replace(first, rows=tuple(row for row in first.rows if row.method == "DE"))
     one = replace(alone, rows=(replace(alone.rows[0], nll=9.0), *alone.rows[1:]))
     assert "does not beat one network alone: NLL 0.237 against 0.100" in headline(
-        Summary((one, replace(second, rows=rows)))
+        Summary((one, replace(second, rows=rows)), MAIN)
     )
-    assert "equals 2.4 members in one of 2 runs by NLL (three" in headline(Summary((alone, second)))
+    assert "the NLL of 2.4 members in one of 2 runs, which cost" in headline(Summary((alone, second), MAIN))
 
 
 def test_no_difference_is_called_clear_where_its_error_is_not_known() -> None:
     unknown = changed("+1 DBN", gap_error=None)
-    assert headline(unknown).endswith("(three real members cost ×3.0); its error is not known.")
+    assert "which cost ×2.4; its error is not known." in headline(unknown)
     assert (
         "the error of the difference (0.93 against 0.66 of the gap to DE-3) is not known"
         in control_sentence(unknown)
@@ -190,7 +201,7 @@ def test_another_ways_control_is_not_called_the_same_bridge() -> None:
 
 def test_without_a_known_target_the_sentences_name_none() -> None:
     run = replace(changed("control", nll=0.245, dee=1.98, gap=0.86).first, target=None)
-    assert "of the gap to the target ensemble) is within" in control_sentence(Summary((run,)))
+    assert "of the gap to the target ensemble) is within" in control_sentence(Summary((run,), MAIN))
 
 
 def test_headline_without_a_bridge() -> None:
