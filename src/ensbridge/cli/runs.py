@@ -123,7 +123,16 @@ def train(
 
 @app.command()
 def evaluate(
-    runs: Runs,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN…", help="Folders of runs that differ by their seeds, or saved models."),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure saved models (a folder, zoo:… or hf:…) on this data set, by name or path."
+        ),
+    ] = None,
     corrupted: Annotated[
         Path | None,
         typer.Option(
@@ -133,16 +142,25 @@ def evaluate(
     root: Root = ROOT,
     quiet: Quiet = False,
 ) -> None:
-    """Measure trained runs; show mean and spread over seeds.
+    """Measure trained runs, or saved models.
 
-    Writes scores.json into each run's folder.
+    Of runs, which may differ by their seeds, it shows mean and spread, and writes scores.json into each one's
+    folder. With --data it measures saved models, each beside its source alone.
 
     Example: ensbridge evaluate runs/seed0 runs/seed1 runs/seed2
+
+    Example: ensbridge evaluate zoo:cifar10 --data cifar10
     """
+    if data is not None:
+        _evaluate_saved([str(model) for model in runs], data, root, corrupted, quiet)
+        return
     from ensbridge.evaluation.scores import summarise
     from ensbridge.experiments import check_runs, evaluate_run
     from ensbridge.training.distributed import rank_zero_only
 
+    for run in runs:
+        if str(run).startswith(("zoo:", "hf:")):
+            fail(f"{run} is a saved model; say on what to measure it, such as --data cifar10", code=2)
     check_runs(runs)
     scores = []
     with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as reporter:
@@ -154,6 +172,19 @@ def evaluate(
     if speaks:
         show(summarise(scores, list(map(str, runs))))
         say("\n".join(str(run / "scores.json") for run in runs))
+
+
+def _evaluate_saved(
+    models: list[str], data: str, root: Path | None, corrupted: Path | None, quiet: bool
+) -> None:
+    """Print a table for each saved model."""
+    from ensbridge.experiments import evaluate_saved
+
+    if corrupted is not None:
+        fail("--corrupted is for runs; saved models are measured on --data alone", code=2)
+    with progress_bars(quiet) as reporter:
+        for model in models:
+            reporter.show(evaluate_saved(model, data, root, reporter).table())
 
 
 @app.command()

@@ -12,3 +12,4 @@ from ensbridge.experiments.run import dry_run as dry_run
 from ensbridge.experiments.run import evaluate_run as evaluate_run
 from ensbridge.experiments.run import run_recipe as run_recipe
 from ensbridge.experiments.run import train_recipe as train_recipe
+from ensbridge.experiments.saved import evaluate_saved as evaluate_saved
