@@ -4,26 +4,47 @@ import json
 import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+import ensbridge as eb
 from ensbridge import cli
 
 README = Path(__file__).parents[1] / "README.md"
+RESULTS = README.parent / "results"
 
 
-def test_the_readmes_examples_run_one_after_the_other(
+def test_the_readmes_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    names: dict[str, object] = {}
-    exec(compile(first, "README.md", "exec"), names)
-    exec(compile(second, "README.md", "exec"), names)
-    assert (tmp_path / "model" / "model.safetensors").exists()
-    table = capsys.readouterr().out
-    assert [line.split()[0] for line in table.splitlines()[2:]] == ["one", "ensemble", "bridge"]
+    monkeypatch.setattr(eb, "compress", partial(eb.compress, epochs=0.2, quiet=True))
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    data = eb.data.load_digits()
+    names: dict[str, object] = {f"net_{name}": eb.experiments.digits().member() for name in "abc"}
+    names |= {"train": data.train, "val": data.val, "test": data.test, "images": data.test.images[:4]}
+    exec(compile(code, "README.md", "exec"), names)
+    logits = names["logits"]
+    assert isinstance(logits, torch.Tensor)
+    torch.testing.assert_close(eb.load(tmp_path / "model")(data.test.images[:4]), logits)
+    assert "worth it" in capsys.readouterr().out
+
+
+def test_the_readmes_table_is_what_was_measured() -> None:
+    rows = {row["model"]: row for row in json.loads((RESULTS / "cifar10.json").read_text())["rows"]}
+    names = ["DE-1", "DE-3", "DE-5", "+1 DBN (KL, T = 4)", "control (KL, T = 4)", "ED"]
+    lines = [line for line in README.read_text().splitlines() if line.startswith("| ")][1:]
+    for name, line in zip(names, lines, strict=True):
+        _, macs, *cells = [cell.strip() for cell in line.replace("*", "").strip("| ").split(" | ")]
+        row = rows[name]
+        assert macs == f"{row['macs_ratio']:.2f}"
+        assert cells[:3] == [
+            f"{row[score]['mean']:.{digits}f}" for score, digits in (("acc", 2), ("nll", 3), ("cnll", 3))
+        ]
+        assert float(cells[3].split()[0]) == pytest.approx(row["dee"]["mean"], abs=0.005)
 
 
 def test_the_readme_names_the_two_commands_and_no_placeholder_is_left() -> None:
