@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from ensbridge.evaluation.scores import Row as Row
     from ensbridge.evaluation.scores import Scores as Scores
     from ensbridge.evaluation.scores import Summary as Summary
+    from ensbridge.evaluation.scores import name_rows as name_rows
     from ensbridge.evaluation.scores import read_scores as read_scores
     from ensbridge.evaluation.scores import summarise as summarise
 
-_SCORES = ("ModelInfo", "Row", "Scores", "Summary", "read_scores", "summarise")
+_SCORES = ("ModelInfo", "Row", "Scores", "Summary", "name_rows", "read_scores", "summarise")
 _HOMES = {"predict_each": "predict", **dict.fromkeys(_SCORES, "scores")}
 
 
