@@ -154,7 +154,7 @@ def study_baselines(out: Path, variants: int | None) -> None:
         Job("networks", "networks", networks, eb.experiments.curve_folders(2)),
     ]
     nlls = pooled(BASE, Experiment(tuple(jobs), tuple(models), {}), out)
-    for name in nlls:
+    for name in (model.name for model in models):
         print(line(name, {key: nlls[key] for key in ("DE-1", "DE-3", name)}), flush=True)
 
 

@@ -86,6 +86,7 @@ def main() -> None:
             model
             for model in run.experiment.models
             if (model.table, model.info.method, model.info.steps) == ("rows", "DBN", 1)
+            and not run.missing(model.needs)
         ]
         names = eb.evaluation.name_rows([model.info for model in chosen], recipe.target)
         bridges = {f"{folder} {name}": model.build(run) for name, model in zip(names, chosen, strict=True)}

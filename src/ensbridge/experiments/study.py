@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ensbridge.data.digits import Splits
@@ -69,8 +72,7 @@ def run_study(
         for part, held in (("validation", data.val), ("test", data.test))[: 2 if final else 1]:
             scores[part], log_probs[part] = _measure(run, recipe, reference, models, part, held)
             write_atomically(folder / f"{part}.json", scores[part].to_json().encode())
-            arrays = {name: each.half().numpy() for name, each in log_probs[part].items()}
-            np.savez_compressed(folder / f"{part}.npz", **arrays)  # pyright: ignore[reportArgumentType]
+            write_atomically(folder / f"{part}.npz", _compressed(log_probs[part]))
     return StudyResult(run, scores, log_probs)
 
 
@@ -92,6 +94,14 @@ def _measure(
     )
     log_probs = dict(zip(ensembles, evaluator.by_size, strict=True)) | answers
     return scores, {name: each.cpu() for name, each in log_probs.items()}
+
+
+def _compressed(log_probs: Mapping[str, Tensor]) -> bytes:
+    """An npz of log-probabilities in half precision."""
+    arrays: dict[str, Any] = {name: each.half().numpy() for name, each in log_probs.items()}
+    file = BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
 
 
 def load_members(folder: Path | str, recipe: Recipe, first: str | None = None) -> Ensemble:
@@ -116,8 +126,9 @@ def save_members(folder: Path | str, members: Ensemble) -> None:
     """Write members' weights in half precision, as `load_members` reads them."""
     place = open_folder(folder)
     for number, net in enumerate(members.members, 1):
-        halves = {name: tensor.half().cpu().contiguous() for name, tensor in net.state_dict().items()}
-        save_file(halves, place / f"member-{number}.safetensors")
+        state = {name: tensor.cpu().contiguous() for name, tensor in net.state_dict().items()}
+        halves = {name: each.half() if each.is_floating_point() else each for name, each in state.items()}
+        write_atomically(place / f"member-{number}.safetensors", save(halves))
 
 
 def open_run(folder: Path | str, device: str = "auto") -> tuple[Run, Recipe]:
