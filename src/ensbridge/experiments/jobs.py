@@ -53,7 +53,7 @@ class Job:
         for name, method in self.methods.items():
             own = {f"{name}.{part}": config for part, config in method.parts.items()}
             each |= own or {name: method.config}
-        return self.configs[0] if len(set(each.values())) == 1 else each
+        return next(iter(each.values())) if len(set(each.values())) == 1 else each
 
     def total_steps(self, images: int) -> int:
         """How many steps it takes on so many images."""
