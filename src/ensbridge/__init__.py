@@ -15,10 +15,12 @@ from ensbridge import _aliases
 if TYPE_CHECKING:
     from ensbridge import bridge as bridge
     from ensbridge import data as data
+    from ensbridge import evaluation as evaluation
     from ensbridge import experiments as experiments
     from ensbridge import methods as methods
     from ensbridge import metrics as metrics
     from ensbridge import models as models
+    from ensbridge import report as report
     from ensbridge._compress import compress as compress
     from ensbridge.bridge.schedule import BridgeSample as BridgeSample
     from ensbridge.bridge.schedule import BridgeSchedule as BridgeSchedule
@@ -47,11 +49,13 @@ _MODULES = {
     "bridge": "bridge",
     "cost": "metrics.cost",
     "data": "data",
+    "evaluation": "evaluation",
     "experiments": "experiments",
     "methods": "methods",
     "metrics": "metrics",
     "models": "models",
     "nets": "models",
+    "report": "report",
 }
 _HOMES = {
     "capture": "deploy.cuda_graph",

@@ -22,19 +22,20 @@ from ensbridge.report.figures.members import capacity_data, draw_capacity
 from ensbridge.report.glossary import glossary, linker
 from ensbridge.report.style import LOOKS
 
-RESULTS = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium")
 
 
 @pytest.fixture(scope="module")
 def cifar10() -> Summary:
     """What was measured on CIFAR-10: many rows, three seeds."""
-    sys.path.insert(0, str(RESULTS))
+    sys.path.insert(0, str(ROOT / "studies"))
     try:
-        import make_cifar10  # type: ignore[import-not-found]
+        from make_summaries import MAIN, read_seed  # type: ignore[import-not-found]
     finally:
-        sys.path.remove(str(RESULTS))
-    return summarise([make_cifar10.read_seed(path) for path in make_cifar10.SEEDS], main=make_cifar10.MAIN)
+        sys.path.remove(str(ROOT / "studies"))
+    seeds = sorted((ROOT / "results" / "cifar10").glob("seed[0-9]-test.json"))
+    return summarise([read_seed(path) for path in seeds], main=MAIN["cifar10"])
 
 
 # ------------------------------------------------------------------------------ in a browser

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ensbridge.data.checks import checksum as checksum
     from ensbridge.data.cifar import corruptions_in as corruptions_in
     from ensbridge.data.cifar import read_corrupted as read_corrupted
+    from ensbridge.data.corruptions import CORRUPTIONS as CORRUPTIONS
     from ensbridge.data.dataset_info import CIFAR10_CLASSES as CIFAR10_CLASSES
     from ensbridge.data.dataset_info import CIFAR100_CLASSES as CIFAR100_CLASSES
     from ensbridge.data.dataset_info import DATASETS as DATASETS
@@ -39,6 +40,7 @@ _HOMES = {
     "load_digits": "digits",
     "fetch_set": "download",
     "class_folders": "folder",
+    "CORRUPTIONS": "corruptions",
     "CIFAR10_CLASSES": "dataset_info",
     "CIFAR100_CLASSES": "dataset_info",
     "DATASETS": "dataset_info",

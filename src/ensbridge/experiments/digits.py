@@ -3,7 +3,7 @@
 Measured on two CPU cores over seeds 0, 1, 2 (results/quickstart.md), as NLL and DEE: DE-1 0.725, DE-3 0.505;
 one network and its bridge at ×1.247 MACs 0.537, 2.04 ± 0.08, its control 0.651, 1.40 ± 0.04; with KL 0.499,
 3.23 ± 0.14, its control 0.570, 1.83 ± 0.08; ED 0.517, EnD² 0.676, +2 BN medium 0.595. Temperature, rates,
-noise and weight decays were chosen by cross-validation on training images (results/choose_digits.py).
+noise and weight decays were chosen by cross-validation on training images (studies/choose_digits.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Training, loading, the outline of a dry run, resuming and evaluation all follow 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import nn
@@ -27,6 +28,7 @@ class MethodSpec(NamedTuple):
     label: str  # what a dry run calls it
     build: Callable[[Run], AbstractMethod]
     config: FitConfig
+    parts: Mapping[str, FitConfig] = MappingProxyType({})  # of its student, where they have their own
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,12 @@ class Job:
         return [method.config for method in self.methods.values()]
 
     def config(self) -> FitConfig | dict[str, FitConfig]:
-        """The configuration that `fit` takes: one for all, or one each."""
-        each = {name: method.config for name, method in self.methods.items()}
-        return self.configs[0] if len(set(self.configs)) == 1 else each
+        """The configuration that `fit` takes: one for all, or one each, of a method or of its parts."""
+        each: dict[str, FitConfig] = {}
+        for name, method in self.methods.items():
+            own = {f"{name}.{part}": config for part, config in method.parts.items()}
+            each |= own or {name: method.config}
+        return next(iter(each.values())) if len(set(each.values())) == 1 else each
 
     def total_steps(self, images: int) -> int:
         """How many steps it takes on so many images."""
@@ -86,6 +91,7 @@ class TableModel:
     needs: tuple[str, ...]
     build: Callable[[Run], nn.Module]
     table: Table = "rows"
+    name: str = ""  # in its table, where what it is does not tell it from others
 
 
 class CurveSpec(NamedTuple):
@@ -128,6 +134,15 @@ class Experiment:
                 raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(self.stages)}, all")
         names = dict.fromkeys(["members", *stages])
         return self.needed(folder for name in names for folder in self.stages[name])
+
+    def only(self, stages: Sequence[str]) -> Experiment:
+        """The experiment of these stages alone, and of the models that come of them."""
+        jobs = self.of_stages(stages)
+        trained = {job.folder for job in jobs}
+        models = tuple(model for model in self.models if trained.issuperset(model.needs))
+        curves = tuple(curve for curve in self.curves if curve.folder in trained)
+        kept = {name: folders for name, folders in self.stages.items() if trained.issuperset(folders)}
+        return replace(self, jobs=tuple(jobs), models=models, stages=kept, curves=curves)
 
 
 def by_group(jobs: Iterable[Job]) -> Iterator[tuple[str, list[Job]]]:

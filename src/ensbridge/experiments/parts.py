@@ -87,9 +87,11 @@ def member_folders(recipe: Recipe, count: int) -> tuple[str, ...]:
 
 
 def trained_ensemble(run: Run, recipe: Recipe, count: int) -> Ensemble:
-    """The first so many members, trained."""
+    """The first so many members, trained or given."""
 
     def gather() -> Ensemble:
+        if run.members is not None:
+            return run.members.first(count).eval()
         methods = [run.methods(folder) for folder in member_folders(recipe, count)]
         members = [
             checked(each, DeepEnsemble).ensemble.source for named in methods for each in named.values()

@@ -103,7 +103,7 @@ def evaluate_run(
     `reporter` hears of every image that a network answers.
     """
     out = Path(out)
-    named, seed = _read_plan(out)
+    named, seed = read_plan(out)
     plan = replace(named, root=root) if plan is None else plan
     with _opened(plan, out, seed, reporter or Silent(), False, device) as (run, recipe):
         if corrupted is not None:
@@ -118,7 +118,7 @@ def check_runs(runs: Sequence[Path | str]) -> None:
     """Refuse folders that are no runs, or runs that cannot be averaged, before any of them is measured."""
     empty = []
     for run in runs:
-        plan, seed = _read_plan(Path(run))
+        plan, seed = read_plan(Path(run))
         recipe = plan.recipe()
         settings = _settings(plan, recipe)
         empty.append(
@@ -218,7 +218,7 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
         seed=run.seed,
     )
     ensembles = ensemble.by_size()
-    rows = _named(run, models, "rows", recipe.target)
+    rows = build_models(run, models, "rows", recipe.target)
     scores = Scores(
         dataset=recipe.name,
         seed=run.seed,
@@ -229,8 +229,8 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
         target=recipe.target,
         transitions=_transitions(rows.models.values(), evaluator),
         curves=run.curves(),
-        tradeoff=_named(run, models, "tradeoff").measure(evaluator),
-        capacity=_named(run, models, "capacity").measure(evaluator),
+        tradeoff=build_models(run, models, "tradeoff").measure(evaluator),
+        capacity=build_models(run, models, "capacity").measure(evaluator),
     )
     kept = run.folder / KEPT
     if corrupted is not None and run.is_first:
@@ -251,25 +251,30 @@ def _transitions(models: Iterable[nn.Module], evaluator: Evaluator) -> tuple[Tra
     return find_transitions(longest, source, target, evaluator.test)
 
 
-class _Named(NamedTuple):
+class NamedModels(NamedTuple):
     """Models, and what they are, by their names in a table."""
 
     models: dict[str, nn.Module]
     info: dict[str, ModelInfo]
 
     def measure(self, evaluator: Evaluator) -> tuple[Row, ...]:
+        """Their rows."""
         return evaluator.measure(self.models, self.info)
 
 
-def _named(run: Run, models: Iterable[TableModel], table: Table, target: int | None = None) -> _Named:
+def build_models(
+    run: Run, models: Iterable[TableModel], table: Table, target: int | None = None
+) -> NamedModels:
+    """The models of a table, put together, by their own names or those that tell what they are."""
     chosen = [model for model in models if model.table == table]
     info = [model.info for model in chosen]
     names = name_by_teachers(info) if table == "capacity" else name_rows(info, target)
+    names = [model.name or name for model, name in zip(chosen, names, strict=True)]
     built = {name: model.build(run) for name, model in zip(names, chosen, strict=True)}
-    return _Named(built, dict(zip(names, info, strict=True)))
+    return NamedModels(built, dict(zip(names, info, strict=True)))
 
 
-def _read_plan(out: Path) -> tuple[Plan, int]:
+def read_plan(out: Path) -> tuple[Plan, int]:
     """The recipe that a run's folder names, and its seed."""
     if not (out / "config.json").is_file():
         raise ValueError(f"{out} is not the folder of a run: it holds no config.json; give one made by train")

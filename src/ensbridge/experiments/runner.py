@@ -21,6 +21,7 @@ from ensbridge.experiments.jobs import CurveSpec, Experiment, Job, by_group
 from ensbridge.experiments.recipe import build
 from ensbridge.experiments.threads import WORKERS, Reporter, Work, side_by_side
 from ensbridge.methods.base import AbstractMethod, JointTraining
+from ensbridge.models.ensemble import Ensemble
 from ensbridge.training.config import FitConfig, derive_seed
 from ensbridge.training.distributed import Engine
 from ensbridge.training.fit import (
@@ -49,6 +50,7 @@ class Run:
     device: torch.device = CPU
     deadline: float | None = None  # of time.monotonic(), when training stops at a checkpoint
     engine: Engine | None = None  # of several processes that run it together
+    members: Ensemble | None = None  # where they are given and no job trains them
     _finished: dict[str, Mapping[str, AbstractMethod]] = field(default_factory=dict)  # methods by job
     _unfinished: dict[str, str] = field(default_factory=dict)  # jobs that could not be loaded, and why
     _shared: dict[str, nn.Module] = field(default_factory=dict)  # networks that several methods read

@@ -1,0 +1,152 @@
+"""Studies: experiments beside the recipes' own, on members that are given or trained, in a folder each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from ensbridge.data.digits import Splits
+from ensbridge.data.loader import ImageSet
+from ensbridge.deploy.saving import load
+from ensbridge.evaluation.evaluate import Evaluator, environment
+from ensbridge.evaluation.predict import predict_each
+from ensbridge.evaluation.scores import Scores
+from ensbridge.experiments.jobs import Experiment
+from ensbridge.experiments.parts import trained_ensemble
+from ensbridge.experiments.recipe import Recipe
+from ensbridge.experiments.run import NamedModels, build_models, choose_device, read_plan
+from ensbridge.experiments.runner import Run
+from ensbridge.experiments.table import experiment_of
+from ensbridge.experiments.threads import Silent, one_thread
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.utils.files import locked, open_folder, write_atomically
+from ensbridge.utils.progress import progress_bars
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What came of a study: the run with its trained methods and, by part of the data, what was measured."""
+
+    run: Run
+    scores: dict[str, Scores]
+    log_probs: dict[str, dict[str, Tensor]]  # by part, then by model; those of DE-1 … DE-M come first
+
+
+def run_study(
+    experiment: Experiment,
+    recipe: Recipe,
+    data: Splits,
+    out: Path | str,
+    members: Ensemble | None = None,
+    *,
+    seed: int = 0,
+    final: bool = False,
+    device: str = "auto",
+    quiet: bool = False,
+) -> StudyResult:
+    """Train an experiment in the folder `out`, or what is left of it, and measure its models.
+
+    `recipe` says what the networks read, how many members there are and which size of ensemble is the target.
+    Where `members` are given, no job trains them. Models are measured on the validation images, and on the
+    test images only with `final`, once everything is chosen; each part's scores and log-probabilities, in
+    half precision, are written as `validation.json` and `validation.npz`, or `test.…`, in `out`.
+    """
+    folder, place = open_folder(out), choose_device(device, recipe)
+    data = Splits(*(part.to(place) for part in data))
+    members = None if members is None else members.to(place).eval()
+    with one_thread(), locked(folder), progress_bars(quiet) as bars:
+        run = Run(experiment, folder, seed, data, bars, place, members=members)
+        run.train(experiment.jobs)
+        reference = trained_ensemble(run, recipe, recipe.members) if members is None else members
+        models = build_models(run, experiment.models, "rows", recipe.target)
+        scores: dict[str, Scores] = {}
+        log_probs: dict[str, dict[str, Tensor]] = {}
+        for part, held in (("validation", data.val), ("test", data.test))[: 2 if final else 1]:
+            scores[part], log_probs[part] = _measure(run, recipe, reference, models, part, held)
+            write_atomically(folder / f"{part}.json", scores[part].to_json().encode())
+            write_atomically(folder / f"{part}.npz", _compressed(log_probs[part]))
+    return StudyResult(run, scores, log_probs)
+
+
+def _measure(
+    run: Run, recipe: Recipe, reference: Ensemble, models: NamedModels, part: str, held: ImageSet
+) -> tuple[Scores, dict[str, Tensor]]:
+    """Scores and log-probabilities of the ensembles and of the models on a part of the data."""
+    evaluator = Evaluator(reference, held, run.data.val, recipe.target, batch_size=500, seed=run.seed)
+    answers = predict_each(models.models, held, 500)
+    ensembles = reference.by_size()
+    scores = Scores(
+        dataset=recipe.name if part == "test" else f"{recipe.name} {part}",
+        seed=run.seed,
+        class_names=recipe.class_names,
+        environment=environment(run.device),
+        rows=evaluator.measure(ensembles) + evaluator.measure(models.models, models.info, answers),
+        target=recipe.target,
+        curves=run.curves(),
+    )
+    log_probs = dict(zip(ensembles, evaluator.by_size, strict=True)) | answers
+    return scores, {name: each.cpu() for name, each in log_probs.items()}
+
+
+def _compressed(log_probs: Mapping[str, Tensor]) -> bytes:
+    """An npz of log-probabilities in half precision."""
+    arrays: dict[str, Any] = {name: each.half().numpy() for name, each in log_probs.items()}
+    file = BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def load_members(folder: Path | str, recipe: Recipe, first: str | None = None) -> Ensemble:
+    """The members whose weights lie in a folder as member-1.safetensors, member-2.safetensors, ….
+
+    Where member 1 is not there, it is the source of the saved model that `first` names, such as zoo:cifar10.
+    """
+    paths = sorted(Path(folder).glob("member-*.safetensors"), key=_number)
+    members = []
+    if not paths or _number(paths[0]) != 1:
+        if first is None:
+            raise ValueError(f"{folder} holds no member-1.safetensors; give a folder with members' weights")
+        members.append(load(first).source)
+    for path in paths:
+        net = recipe.member()
+        net.load_state_dict(load_file(path))
+        members.append(net)
+    return Ensemble(members).eval()
+
+
+def save_members(folder: Path | str, members: Ensemble) -> None:
+    """Write members' weights in half precision, as `load_members` reads them."""
+    place = open_folder(folder)
+    for number, net in enumerate(members.members, 1):
+        state = {name: tensor.cpu().contiguous() for name, tensor in net.state_dict().items()}
+        halves = {name: each.half() if each.is_floating_point() else each for name, each in state.items()}
+        write_atomically(place / f"member-{number}.safetensors", save(halves))
+
+
+def open_run(folder: Path | str, device: str = "auto") -> tuple[Run, Recipe]:
+    """The run that `train` left in a folder, to load its trained methods from, and its recipe."""
+    folder = Path(folder)
+    plan, seed = read_plan(folder)
+    recipe = plan.recipe()
+    place = choose_device(device, recipe)
+    data = Splits(*(part.to(place) for part in recipe.load()))
+    return Run(experiment_of(recipe, seed), folder, seed, data, Silent(), place), recipe
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.removeprefix("member-"))
+
+
+def limit_images(data: Splits, limit: int | None) -> Splits:
+    """Only the first so many images of each part, to rehearse; all of them where there is no limit."""
+    if limit is None:
+        return data
+    return Splits(*(part.subset(torch.arange(min(limit, len(part)))) for part in data))

@@ -1,0 +1,225 @@
+"""How the quick start's settings were chosen: cross-validation on its training and validation images alone.
+
+    python studies/choose_digits.py task OUT        noise, weight decay and length of the members
+    python studies/choose_digits.py bridge OUT      temperature, mixup, noise and length of the bridge
+    python studies/choose_digits.py baselines OUT   rate and weight decay of ED, EnD² and the bridge networks
+    python studies/choose_digits.py pairs OUT       two bridges that share the members, or each towards all
+
+The 800 images that are not the test split are cut into four folds; everything is trained on three of them and
+measured on the fourth, and all folds' predictions are pooled. The test images are never used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import ensbridge as eb
+from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
+
+FOLDS = 4
+Group = tuple[int, ...]  # members by index
+BASE = replace(eb.experiments.digits(), members=3)
+TASK = [*itertools.product((0.2, 0.3), (0.0, 5e-4, 1e-3), (20, 30))]  # noise, weight decay, epochs
+USUAL: dict[str, float] = {
+    "T": 2.0,
+    "noise": 0.1,
+    "lr": 2e-3,
+    "distil_lr": 2e-4,
+    "epochs": 64,
+    "ema": 0.99,
+    "mixup": 0.4,
+}
+BRIDGE = [
+    {"lr": 8e-3, "distil_lr": 1e-3},
+    {"lr": 4e-3, "distil_lr": 4e-4},
+    {},
+    {"distil_lr": 1e-3},
+    {"epochs": 96},
+    {"ema": 0.997},
+    {"mixup": 1.0},
+    {"noise": 0.2},
+    {"T": 2.5},
+    *({"T": base, "noise": 0.0} for base in (2.0, 1.5, 3.0, 4.0)),
+]
+STUDENTS = [  # rate and weight decay of ED and of EnD²
+    *itertools.product((0.03, 0.05, 0.1, 0.2, 0.4), (1e-3, 1e-4)),
+    (0.02, 1e-4),
+]
+STUDENT_INFO = {"ed": eb.evaluation.ModelInfo("ED", 3), "end2": eb.evaluation.ModelInfo("EnD2", 3)}
+NETWORKS = (0.01, 0.03, 0.1, 0.2)  # rates of bridge networks
+PAIRS = {
+    "{1, 2} and {1, 3}": ((0, 1), (0, 2)),
+    "{1, 2, 3} twice": ((0, 1, 2), (0, 1, 2)),
+    "{1, 2, 3} and {1, 4, 5}": ((0, 1, 2), (0, 3, 4)),
+    "{1, 2, 3, 4, 5} twice": ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4)),
+}
+
+
+def fold(number: int, noise: float | None = None) -> eb.data.Splits:
+    """Training images, and a fold of held-out ones in place of the validation and the test images."""
+    train, val, _ = eb.data.load_digits() if noise is None else eb.data.load_digits(noise)
+    images = torch.cat([train.images, val.images])
+    labels = torch.cat([part.labels for part in (train, val) if part.labels is not None])
+    held = torch.arange(len(images)) % FOLDS == number
+    kept = eb.data.ImageSet(images[held], labels[held])
+    return eb.data.Splits(eb.data.ImageSet(images[~held], labels[~held]), kept, kept)
+
+
+def pooled(
+    recipe: Recipe, experiment: Experiment, out: Path, noise: float | None = None, seeds: Iterable[int] = (0,)
+) -> dict[str, Tensor]:
+    """Each model's NLL on every held-out image."""
+    found: dict[str, list[Tensor]] = {}
+    for number, seed in itertools.product(range(FOLDS), seeds):
+        data = fold(number, noise)
+        folder = out / f"fold-{number}-seed-{seed}"
+        result = eb.experiments.run_study(experiment, recipe, data, folder, seed=seed, quiet=True)
+        labels = data.val.labels
+        assert labels is not None
+        for name, log_probs in result.log_probs["validation"].items():
+            found.setdefault(name, []).append(eb.metrics.nll_per_image(log_probs, labels))
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def line(name: str, nlls: Mapping[str, Tensor]) -> str:
+    """NLLs and, in brackets, the share of the distance from DE-1 to DE-3 that is closed."""
+    means = {model: each.mean().item() for model, each in nlls.items()}
+    one, three = means["DE-1"], means["DE-3"]
+    cells = [f"{model} {nll:.4f} ({(one - nll) / (one - three):+.2f})" for model, nll in means.items()]
+    return f"{name:<30} " + "  ".join(cells)
+
+
+def study_task(out: Path, variants: int | None) -> None:
+    """Members at other noise, weight decay and length."""
+    for noise, decay, epochs in TASK[:variants]:
+        recipe = replace(BASE, member_fit=replace(BASE.member_fit, weight_decay=decay, epochs=epochs))
+        name = f"noise {noise}, decay {decay:g}, {epochs} epochs"
+        experiment = eb.experiments.experiment_of(recipe, 0).only(["members"])
+        print(line(name, pooled(recipe, experiment, out / name, noise)), flush=True)
+
+
+def bridge_recipe(variant: Mapping[str, float]) -> Recipe:
+    """The recipe with a variant of its bridges."""
+    own = {**USUAL, **variant}
+    fit = replace(
+        BASE.bridge_fit,
+        augment=eb.data.Augment(mixup=own["mixup"], noise=own["noise"]),
+        lr=own["lr"],
+        epochs=own["epochs"],
+    )
+    short = replace(fit, epochs=BASE.distill_fit.epochs, lr=own["distil_lr"])
+    bridge = replace(BASE.bridge, temperature=eb.TemperatureLaw(base=own["T"]), ema=own["ema"])
+    fits = {"bridge_fit": fit, "kl_fit": fit, "distill_fit": short}
+    return replace(BASE, bridge=bridge, kl_temperature=own["T"], **fits)
+
+
+def study_bridge(out: Path, variants: int | None) -> None:
+    """Bridges, their controls and those with KL."""
+    for variant in BRIDGE[:variants]:
+        recipe = bridge_recipe(variant)
+        name = ", ".join(f"{key} {value:g}" for key, value in variant.items()) or "as usual"
+        experiment = eb.experiments.experiment_of(recipe, 0).only(["distill"])
+        print(line(name, pooled(recipe, experiment, out / name)), flush=True)
+
+
+def study_baselines(out: Path, variants: int | None) -> None:
+    """ED and EnD² at every rate and weight decay, and bridge networks, on shared batches and teachers."""
+    models: list[TableModel] = []
+    specs = {}
+    for number, (rate, decay) in enumerate(STUDENTS[:variants]):
+        fit = replace(BASE.ed_fit, lr=rate, weight_decay=decay)
+        specs |= eb.experiments.student_specs(replace(BASE, ed_fit=fit, end2_fit=fit), 0, 3, f"-{number}")
+        for kind, info in STUDENT_INFO.items():
+            model = eb.experiments.student_model(info, "students", f"{kind}-{number}")
+            models.append(replace(model, name=f"{info.method} {rate:g} {decay:g}"))
+    networks = {}
+    for number, rate in enumerate(NETWORKS[:variants]):
+        recipe = replace(BASE, bn_fit=replace(BASE.bn_fit, lr=rate, warmup_lr=rate / 100))
+        names = [f"bn-{number}-{index}" for index in (1, 2)]
+        for index, name in enumerate(names, 1):
+            networks[name] = eb.experiments.bridge_network_spec(recipe, 0, [index], 1.0, "medium", index)
+        model = eb.experiments.network_model(eb.evaluation.ModelInfo("BN", 3, 2, 1), "networks", names)
+        models.append(replace(model, name=f"+2 BN medium {rate:g}"))
+    jobs = [
+        *eb.experiments.experiment_of(BASE, 0).only(["members"]).jobs,
+        *eb.experiments.curve_jobs(BASE, 0, 2),
+        Job("students", "students", specs, eb.experiments.member_folders(BASE, 3)),
+        Job("networks", "networks", networks, eb.experiments.curve_folders(2)),
+    ]
+    nlls = pooled(BASE, Experiment(tuple(jobs), tuple(models), {}), out)
+    for name in (model.name for model in models):
+        print(line(name, {key: nlls[key] for key in ("DE-1", "DE-3", name)}), flush=True)
+
+
+def pair_model(name: str, groups: tuple[Group, Group]) -> TableModel:
+    """The source with two bridges; the second of two alike has another start."""
+    names = [bridge_name(group, start) for group, start in starts(groups)]
+    info = eb.evaluation.ModelInfo("DBN", len({*groups[0], *groups[1]}), 2, 1, "kl", 2.0)
+    return replace(eb.experiments.bridge_model(info, "bridges", names), name=name)
+
+
+def starts(groups: tuple[Group, Group]) -> list[tuple[Group, int]]:
+    """The two bridges of a pair, by group and start."""
+    return [(groups[0], 0), (groups[1], int(groups[0] == groups[1]))]
+
+
+def bridge_name(group: Group, start: int) -> str:
+    """A bridge's name in folders."""
+    return f"{eb.experiments.slug(group)}-start-{start}"
+
+
+def bridge_spec(recipe: Recipe, group: Group, start: int) -> MethodSpec:
+    """A bridge with KL towards a group of five members."""
+
+    def make(run: Run) -> eb.methods.DiffusionBridge:
+        ensemble = eb.experiments.trained_ensemble(run, recipe, 5)
+        score = run.build(lambda: recipe.score("none"), "score", *group, start)
+        return eb.methods.DiffusionBridge(
+            ensemble, score, recipe.feature, loss="kl", target=group, config=recipe.bridge
+        )
+
+    return MethodSpec("bridge", make, eb.experiments.seeded(recipe.kl_fit, 0, "bridge"))
+
+
+def study_pairs(out: Path, variants: int | None) -> None:
+    """Pairs of bridges with KL towards groups of five members, for two seeds."""
+    recipe, chosen = eb.experiments.digits(), dict([*PAIRS.items()][:variants])
+    bridges = dict.fromkeys(each for groups in chosen.values() for each in starts(groups))
+    specs = {bridge_name(*each): bridge_spec(recipe, *each) for each in bridges}
+    members = eb.experiments.experiment_of(recipe, 0).only(["members"]).jobs
+    job = Job("bridges", "bridges", specs, eb.experiments.member_folders(recipe, 5))
+    models = tuple(pair_model(*each) for each in chosen.items())
+    nlls = pooled(recipe, Experiment((*members, job), models, {}), out, seeds=(0, 1))
+    for name in chosen:
+        print(line(name, {key: nlls[key] for key in ("DE-1", "DE-3", name)}))
+    for one, other in (("{1, 2} and {1, 3}", "{1, 2, 3} twice"), [*PAIRS][2:]):
+        if {one, other} <= {*nlls}:
+            more = nlls[one] - nlls[other]
+            print(f"{one} above {other} by {more.mean():.4f} ± {eb.metrics.standard_error(more):.4f}")
+
+
+def main() -> None:
+    """Run one of the studies."""
+    studies = {
+        "task": study_task,
+        "bridge": study_bridge,
+        "baselines": study_baselines,
+        "pairs": study_pairs,
+    }
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    asked.add_argument("study", choices=[*studies])
+    asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
+    asked.add_argument("--variants", type=int, help="only the first so many")
+    options = asked.parse_args()
+    studies[options.study](options.out, options.variants)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""CIFAR-10: a distilled source with bridges beside it, trained at the same time; what helps, on validation.
+
+    python studies/levers.py cifar10 OUT --inputs 0.4,0 1,0
+    python studies/levers.py cifar10 OUT --inputs 1,0 --joint
+
+The targets are the predictions of five members on the augmented images; labels are not used. For each of
+--inputs (mixup's alpha, cutmix's alpha) these are trained side by side on the same batches:
+
+    ed3, ed5   a fresh network distilled from three or from five members at τ = 1 (ed3 with the first inputs)
+    ed5 + …    bridges that read its feature and logits and send no gradient back into it: at T = 2, at T = ∞,
+               of plain residual blocks at T = 2, and two of half the cost at T = 2
+    joint      a fresh network and a bridge at T = 2, each loss with a gradient into both; --joint instead
+               trains such pairs at T = 1 and at T = 4, and a network with two bridges at T = 2
+
+A bridge's prediction is given alone and averaged with that of its source. The test images are not used.
+`make_levers.py` compares what this leaves in OUT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import nn
+
+import ensbridge as eb
+from common import at_temperature, begin, fit_config, parser
+from distilled_source import EMA, DistilledSource, PlainScore
+from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
+
+HALF_STAGES = [(1, 32, 1, 2), (3, 48, 1, 2), (3, 64, 2, 1), (3, 96, 1, 1), (3, 128, 1, 1)]
+PAIRS = {"two halves": ("half-a", "half-b"), "two": ("T2", "T2b")}
+INFINITE = 1e6  # a temperature at which nothing is left of the source's logits
+BASES = {"T1": 1.0, "T4": 4.0, "Tinf": INFINITE}  # of bridges; others have 2
+SCORES: dict[str, Callable[[], nn.Module]] = {  # of bridges that do not have the paper's network
+    "plain": PlainScore,
+    **dict.fromkeys(
+        ("half-a", "half-b"), lambda: eb.models.ScoreNet(10, 32, HALF_STAGES, 128, z_input="none")
+    ),
+}
+BESIDE = {"ed5": ("T2", "Tinf", "plain", "half-a", "half-b"), "joint": ("T2",)}
+JOINT = {"joint-T1": ("T1",), "joint-T4": ("T4",), "joint-two": ("T2", "T2b")}
+
+
+def network(run: Run, recipe: Recipe) -> eb.models.ResNet:
+    """A fresh network, the same for all."""
+    net = run.build(recipe.member, "student")
+    assert isinstance(net, eb.models.ResNet)
+    return net
+
+
+def source_spec(recipe: Recipe, name: str, bridges: tuple[str, ...], fit: eb.FitConfig) -> MethodSpec:
+    """A network by SGD with bridges by Adam."""
+
+    def bridge(run: Run, label: str) -> eb.methods.Bridge:
+        score = run.build(SCORES.get(label, lambda: recipe.score("none")), "score", label)
+        return eb.methods.Bridge(score, at_temperature(BASES.get(label, 2.0), EMA), (0.0, 1.0))
+
+    def make(run: Run) -> DistilledSource:
+        assert run.members is not None
+        own = {label: bridge(run, label) for label in bridges}
+        return DistilledSource(run.members, network(run, recipe), own, joint=name != "ed5")
+
+    return MethodSpec(name, make, fit, {"source": by_sgd(fit), "bridges": fit})
+
+
+def student_spec(recipe: Recipe, fit: eb.FitConfig) -> MethodSpec:
+    """A network distilled from three members."""
+
+    def make(run: Run) -> eb.methods.EnsembleDistillation:
+        assert run.members is not None
+        student = eb.methods.EnsembleDistillation(run.members.first(3), network(run, recipe), tau=1.0)
+        student.ema = eb.methods.EmaRule(EMA)
+        return student
+
+    return MethodSpec("ed3", make, by_sgd(fit))
+
+
+def by_sgd(fit: eb.FitConfig) -> eb.FitConfig:
+    """How networks are trained on the bridges' batches."""
+    return replace(fit, optimizer="sgd", lr=0.2, weight_decay=5e-4, warmup_steps=200)
+
+
+def models_of(recipe: Recipe, folder: str, name: str, bridges: tuple[str, ...]) -> list[TableModel]:
+    """What can be made of a method: the source, each bridge, each averaged with the source."""
+    info = eb.evaluation.ModelInfo("other", 5)
+    found = [TableModel(info, (folder,), lambda run: run.methods(folder)[name].model(), name=name)]
+    several = {label: pair for label, pair in PAIRS.items() if {*pair} <= {*bridges}}
+    for label, chosen in ({label: (label,) for label in bridges} | several).items():
+        for average, words in ((False, ""), (True, f", mean with {name}")):
+
+            def make(run: Run, chosen: tuple[str, ...] = chosen, average: bool = average) -> nn.Module:
+                method = run.methods(folder)[name]
+                assert isinstance(method, DistilledSource)
+                return method.with_bridges(chosen, recipe.feature, average)
+
+            found.append(TableModel(info, (folder,), make, name=f"{name} + {label}{words}"))
+    return found
+
+
+def experiment_of(
+    recipe: Recipe, folder: str, methods: Mapping[str, tuple[str, ...]], fit: eb.FitConfig, with_ed3: bool
+) -> Experiment:
+    """Everything that is trained on the same inputs."""
+    specs = {name: source_spec(recipe, name, bridges, fit) for name, bridges in methods.items()}
+    models = [each for name, bridges in methods.items() for each in models_of(recipe, folder, name, bridges)]
+    if with_ed3:
+        specs["ed3"] = student_spec(recipe, fit)
+        models += models_of(recipe, folder, "ed3", ())
+    return Experiment((Job(folder, folder, specs),), tuple(models), {})
+
+
+def main() -> None:
+    """Train and measure, one kind of inputs after the other."""
+    asked = parser(__doc__, epochs=100)
+    asked.add_argument("--inputs", nargs="+", default=["0.4,0"], help="alpha of mixup and of cutmix")
+    asked.add_argument("--joint", action="store_true", help="only networks trained jointly, at other T")
+    asked.add_argument("--seed", type=int, default=0)
+    options, recipe, data, members = begin(asked)
+    for number, inputs in enumerate(options.inputs):
+        options.mixup, options.cutmix = (float(alpha) for alpha in inputs.split(","))
+        name = f"mixup{options.mixup:g}-cutmix{options.cutmix:g}{'-joint' if options.joint else ''}"
+        fit = fit_config(options, options.seed)
+        with_ed3 = number == 0 and not options.joint
+        experiment = experiment_of(recipe, "all", JOINT if options.joint else BESIDE, fit, with_ed3)
+        result = eb.experiments.run_study(
+            experiment, recipe, data, options.out / name, members, seed=options.seed
+        )
+        print(f"{name}\n{result.scores['validation'].table()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

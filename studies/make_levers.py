@@ -1,0 +1,89 @@
+"""One change at a time, image by image, from what levers.py left in its folder: results/cifar10/levers.json.
+
+python studies/make_levers.py OUT DATA
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import ensbridge as eb
+
+INPUTS = {"mixup0.4-cutmix0": "α = 0.4", "mixup1-cutmix0": "α = 1", "mixup1-cutmix0-joint": "α = 1"}
+LEVERS = (  # what changes, between which inputs and models
+    ("five teachers in place of three", ("α = 0.4", "ed5"), ("α = 0.4", "ed3")),
+    ("mixup α = 1 in place of 0.4, the distilled network", ("α = 1", "ed5"), ("α = 0.4", "ed5")),
+    ("mixup α = 1 in place of 0.4, with its bridge", ("α = 1", "ed5 + T2"), ("α = 0.4", "ed5 + T2")),
+    ("a bridge at T = 2 beside the distilled network", ("α = 1", "ed5 + T2"), ("α = 1", "ed5")),
+    ("T = ∞ in place of 2", ("α = 1", "ed5 + Tinf"), ("α = 1", "ed5 + T2")),
+    (
+        "averaged with the source's prediction, α = 0.4",
+        ("α = 0.4", "ed5 + T2, mean with ed5"),
+        ("α = 0.4", "ed5 + T2"),
+    ),
+    (
+        "averaged with the source's prediction, α = 1",
+        ("α = 1", "ed5 + T2, mean with ed5"),
+        ("α = 1", "ed5 + T2"),
+    ),
+    (
+        "two bridges of half the cost in place of one, α = 0.4",
+        ("α = 0.4", "ed5 + two halves"),
+        ("α = 0.4", "ed5 + T2"),
+    ),
+    (
+        "two bridges of half the cost in place of one, α = 1",
+        ("α = 1", "ed5 + two halves"),
+        ("α = 1", "ed5 + T2"),
+    ),
+    (
+        "plain residual blocks in place of inverted ones",
+        ("α = 1", "ed5 + plain"),
+        ("α = 1", "ed5 + T2"),
+    ),
+    ("source and bridge trained jointly, α = 0.4", ("α = 0.4", "joint + T2"), ("α = 0.4", "ed5 + T2")),
+    ("source and bridge trained jointly, α = 1", ("α = 1", "joint + T2"), ("α = 1", "ed5 + T2")),
+    ("joint, T = 1 in place of 2", ("α = 1", "joint-T1 + T1"), ("α = 1", "joint + T2")),
+    ("joint, T = 4 in place of 2", ("α = 1", "joint-T4 + T4"), ("α = 1", "joint + T2")),
+    ("joint, two bridges in place of one", ("α = 1", "joint-two + two"), ("α = 1", "joint + T2")),
+)
+
+
+def main() -> None:
+    """Write every model's scores, and the paired differences."""
+    out, data = sys.argv[1:]
+    labels = eb.data.open_splits(data).val.labels
+    assert labels is not None
+    rows: list[dict[str, Any]] = []
+    nlls: dict[tuple[str, str], torch.Tensor] = {}
+    for name, inputs in INPUTS.items():
+        if not (folder := Path(out) / name).exists():
+            continue
+        scores = eb.evaluation.read_scores(folder / "validation.json")
+        with np.load(folder / "validation.npz") as arrays:
+            log_probs = {model: torch.from_numpy(arrays[model]).float() for model in arrays.files}
+        for row in scores.rows:
+            own = "" if row.method == "DE" else inputs
+            if (own, row.model) not in nlls:
+                nlls[own, row.model] = eb.metrics.nll_per_image(log_probs[row.model], labels)
+                figures = {"macs_ratio": row.macs_ratio, "acc": row.acc / 100, "nll": row.nll, "ece": row.ece}
+                where = {"dataset": "cifar10", "part": "validation", "inputs": own, "model": row.model}
+                rows.append(where | {"seed": scores.seed} | figures)
+    levers = []
+    for lever, new, old in LEVERS:
+        if {new, old} <= {*nlls}:
+            change = nlls[new] - nlls[old]
+            error = eb.metrics.standard_error(change)
+            levers.append({"lever": lever, "nll_change": change.mean().item(), "se": error})
+    place = Path(__file__).parent.parent / "results" / "cifar10" / "levers.json"
+    place.write_text(json.dumps({"rows": rows, "levers": levers}, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""The pages of results/ from its JSON: prose from the templates in studies/pages, figures from the scores.
+
+    python studies/make_pages.py
+
+No torch and no GPU. A template's `{{ … }}` are cells of tables; `table("name")` is a whole table that was
+measured without a file of scores, from results/tables.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+import ensbridge as eb
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+DIGITS = {"acc": 2, "nll": 4, "brier": 4, "ece": 3, "cnll": 4, "dee": 2}
+SHIPPED = (("acc", 2), ("nll", 3), ("dee", 2))  # scores and their digits
+PAGES = ("best-for-the-cost", "cifar10", "cifar10/runs", "cifar100", "quickstart")
+Row = dict[str, Any]
+
+
+@cache
+def read(name: str) -> Any:
+    """A file of results/."""
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def named(rows: Iterable[Row], model: str) -> Row:
+    """The one row of a model."""
+    (row,) = [row for row in rows if row["model"] == model]
+    return row
+
+
+def cells(*values: str) -> str:
+    """Cells of a row, without the outer bars."""
+    return " | ".join(values)
+
+
+def with_error(value: float | None, error: float | None, digits: int = 4) -> str:
+    """A value and its error; nothing where there is none."""
+    return "" if value is None else f"{value:.{digits}f} ± {error:.{digits}f}".replace("-", "−")
+
+
+# ------------------------------------------------------------------------------ CIFAR-10
+
+
+def score(row: Row, name: str, each: Sequence[str] = (), bold: Sequence[str] = ()) -> str:
+    """A score of the summary: mean, its spread over seeds and, where asked, every seed's."""
+    own, digits, member = row[name], DIGITS[name], row["model"].startswith("DE-")
+    if name == "dee" and member:
+        return row["model"].removeprefix("DE-")
+    if name == "dee" and all(row["beyond the largest ensemble"]):
+        text = "> 5"
+    else:
+        text = f"{own['mean']:.{digits}f}"
+        several = len(row["seeds"]) > 1 and not member and name != "ece"
+        text += f" ± {own['sd']:.{digits}f}" if several and own["sd"] is not None else ""
+    text = f"**{text}**" if name in bold else text
+    return f"{text} ({', '.join(f'{one:.{digits}f}' for one in own['each'])})" if name in each else text
+
+
+def ten(model: str, each: Sequence[str] = (), bold: Sequence[str] = ()) -> str:
+    """Costs and scores of a model over the seeds."""
+    row = named(read("cifar10.json")["rows"], model)
+    costs = f"{row['macs_ratio']:.3f}", f"{row['params_ratio']:.3f}"
+    return cells(*costs, *(score(row, name, each, bold) for name in ("acc", "nll", "cnll", "ece", "dee")))
+
+
+def plain(row: Row, *names: str, digits: dict[str, int] = DIGITS, most: int = 3) -> list[str]:
+    """Scores of one seed."""
+    found = []
+    for name in names:
+        text = f"{row[name]:.{digits[name]}f}" if name != "dee" else ""
+        if name == "dee" and row["model"].startswith("DE-"):
+            text = row["model"].removeprefix("DE-")
+        elif name == "dee":
+            text = f"> {most}" if isinstance(row["dee"], str) else f"{row['dee']:.2f}"
+        found.append(text)
+    return found
+
+
+def gain(row: Row) -> str:
+    """By how much a bridge's NLL is below its control's; earlier files have it under another name."""
+    old = row.get("owed"), row.get("owed_error")
+    return with_error(
+        *(
+            old
+            if old[0] is not None
+            else (row.get("nll_gain_over_control"), row.get("nll_gain_over_control_se"))
+        )
+    )
+
+
+def second_set(model: str) -> str:
+    """Scores on the second set of members, on test and on validation images."""
+    test, held = (named(read(f"cifar10/job-{part}.json")["rows"], model) for part in ("test", "validation"))
+    both = " / ".join(plain(held, "acc", "nll"))
+    return cells(
+        f"{test['macs_ratio']:.3f}",
+        *plain(test, "acc", "nll", "ece", "cnll", "dee"),
+        both,
+        gain(test),
+        gain(held),
+    )
+
+
+def switch(model: str, cutmix: int = 0) -> str:
+    """Scores of an ablation."""
+    row = named(read(f"cifar10/switches-mixup0.4-cutmix{cutmix}-validation.json")["rows"], model)
+    return cells(*plain(row, "acc", "nll", "ece", "dee"))
+
+
+def switches_of_members() -> str:
+    """The same of DE-1, DE-2 and DE-3."""
+    rows = read("cifar10/switches-mixup0.4-cutmix0-validation.json")["rows"][:3]
+    return cells(
+        *(
+            " / ".join(column)
+            for column in zip(*(plain(row, "acc", "nll", "ece", "dee") for row in rows), strict=True)
+        )
+    )
+
+
+def corrupted(model: str, paper: str = "") -> str:
+    """Means over the corruptions at severity 1, over all five, and at severity 5."""
+    own = {row["severity"]: row for row in read("cifar10.json")["corrupted"] if row["model"] == model}
+    first = [f"{own[1][f'{name}_19']:.{DIGITS[name]}f}" for name in ("acc", "nll", "ece", "cnll")]
+    whole = [
+        f"{mean(own[at][f'{name}_19'] for at in range(1, 6)):.{DIGITS[name]}f}"
+        for name in ("acc", "nll", "cnll")
+    ]
+    return cells(*first, paper, *whole, f"{own[5]['nll_19']:.3f}")
+
+
+def run(file: str, model: str) -> str:
+    """Everything that one run measured of a model."""
+    row = named(read(f"cifar10/{file}-test.json")["rows"], model)
+    digits = DIGITS | {"ece": 4}
+    costs = f"{row['macs_ratio']:.3f}", f"{row['params_ratio']:.3f}"
+    scores = plain(row, "acc", "nll", "brier", "ece", "cnll", "dee", digits=digits, most=5)
+    return cells(*costs, *scores, with_error(row["gap"], row["gap_error"], 2))
+
+
+# ------------------------------------------------------------------------------ CIFAR-100
+
+
+def hundred(model: str) -> str:
+    """Costs and scores of a model, its validation scores, and what the paper has."""
+    document = read("cifar100.json")
+    row, held = named(document["rows"], model), named(document["validation"], model)
+    paper = [each for each in document["paper"] if each["model"] == model]
+    single = {name: row[name]["mean"] for name in DIGITS} | {"model": model}
+    single["dee"] = ">3" if row["beyond the largest ensemble"] == [True] else single["dee"]
+    ((better, error),) = row["below its control's NLL"]
+    return cells(
+        f"{row['macs_ratio']:.3f}",
+        f"{row['params_ratio']:.3f}",
+        *plain(single, "acc", "nll", "brier", "ece", "cnll", "dee"),
+        with_error(better, error),
+        f"{held['acc']['mean']:.2f} / {held['nll']['mean']:.4f}",
+        *(f"*{each['acc']:.2f} / {each['nll']:.4f} / {each['dee']:.4g}*" for each in paper),
+        *([] if paper else [""]),
+    )
+
+
+def hundred_gain(name: str) -> str:
+    """By how much a bridge is better than its control, paired over images."""
+    own = read("cifar100.json")["better than the control"][name]
+    nlls = [with_error(own[part]["nll"], own[part]["error"]) for part in ("test", "validation", "both")]
+    return cells(*nlls, with_error(own["both"]["points"], own["both"]["points error"], 2))
+
+
+# ------------------------------------------------------------------------------ digits, and whole tables
+
+
+def shipped(part: str) -> str:
+    """The rows of a figure of the quick start, over its three seeds."""
+    summary, lines = eb.report.shipped("digits"), []
+    assert summary is not None
+    for group in summary.tradeoff if part == "tradeoff" else summary.capacity:
+        scores = [
+            f"{group.mean(name):.{digits}f} ± {group.spread(name):.{digits}f}" for name, digits in SHIPPED
+        ]
+        scores[-1] = f">{scores[-1]}" if group.dee_is_bound else scores[-1]
+        lines.append(f"| {cells(group.model, f'{group.first.macs_ratio:.2f}', *scores)} |")
+    return "\n".join(lines)
+
+
+def table(name: str) -> str:
+    """A whole table as it was measured."""
+    own = read("tables.json")[name]
+    head, *rows = (f"| {cells(*line)} |" for line in (own["columns"], *own["rows"]))
+    return "\n".join([head, "|---" * len(own["columns"]) + "|", *rows])
+
+
+# ------------------------------------------------------------------------------ the best model for the cost
+
+
+def levers() -> str:
+    """What each change does to the NLL."""
+    return "\n".join(
+        f"| {row['lever']} | {row['nll_change']:+.4f} ± {row['se']:.4f} |".replace("-", "−")
+        for row in read("cifar10/levers.json")["levers"]
+    )
+
+
+def lever_models() -> str:
+    """Every model of these runs."""
+    lines = []
+    for row in read("cifar10/levers.json")["rows"]:
+        scores = f"{100 * row['acc']:.2f}", f"{row['nll']:.4f}", f"{row['ece']:.4f}"
+        cost = f"{row['macs_ratio']:.3f}"
+        lines.append(f"| {cells(row['inputs'] or 'members', row['model'], cost, *scores)} |")
+    return "\n".join(lines)
+
+
+CALLED: tuple[Callable[..., str], ...] = (  # by templates
+    *(ten, second_set, switch, switches_of_members, corrupted, run),
+    *(hundred, hundred_gain, shipped, table, levers, lever_models),
+)
+
+
+def pages() -> dict[Path, str]:
+    """Every page by where it lies in the repository."""
+    loader = FileSystemLoader(Path(__file__).parent / "pages")
+    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.globals.update({function.__name__: function for function in CALLED})
+    found = {}
+    for name in PAGES:
+        text = environment.get_template(f"{name.replace('/', '-')}.md.j2").render()
+        found[RESULTS / f"{name}.md"] = re.sub(r"\| +(?=\|)", "| ", text)  # empty cells
+    return found
+
+
+def main() -> None:
+    """Write the pages."""
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
