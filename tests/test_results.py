@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-GENERATED = {".md", ".json", ".html", ".npz", ".safetensors"}
+GENERATED = {".md", ".json", ".html", ".npz", ".safetensors", ".svg"}
 
 
 def load(name: str) -> ModuleType:
