@@ -173,14 +173,7 @@ class RunFolder:
         return step
 
 
-class _Absent:
-    """Stands for a value that is not there, as a switch that is off may be."""
-
-    def __repr__(self) -> str:
-        return "left alone"
-
-
-_ABSENT = _Absent()
+_ABSENT = object()  # stands for a value that is not there, as a switch that is off may be
 
 
 def first_difference(there: Any, here: Any, name: str = "") -> str | None:
@@ -194,9 +187,10 @@ def first_difference(there: Any, here: Any, name: str = "") -> str | None:
     if isinstance(there, dict) and isinstance(here, dict):
         for key in [*there, *(key for key in here if key not in there)]:
             inner = f"{name}.{key[:60]}" if name else key[:60]
-            if found := first_difference(there.get(key, _ABSENT), here.get(key, _ABSENT), inner):
-                return found
+            if difference := first_difference(there.get(key, _ABSENT), here.get(key, _ABSENT), inner):
+                return difference
         return None
     if there == here:
         return None
-    return f"{name} is {short(there)} there and {short(here)} here"
+    there, here = ("left alone" if value is _ABSENT else short(value) for value in (there, here))
+    return f"{name} is {there} there and {here} here"
