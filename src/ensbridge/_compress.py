@@ -30,11 +30,11 @@ from ensbridge.models.feature_choice import FeatureChoice, choose_feature
 from ensbridge.models.features import find_module, read_logits
 from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.training.config import FitConfig, Precision, derive_seed
-from ensbridge.training.fit import Progress, TimeBudgetExceeded, fit
+from ensbridge.training.fit import TimeBudgetExceeded, fit
 from ensbridge.training.forecast import epochs_within
 from ensbridge.utils.devices import brought_to, device_of, find_device, random_state_kept
 from ensbridge.utils.files import read_json
-from ensbridge.utils.progress import progress_bars
+from ensbridge.utils.progress import count_steps, progress_bars
 
 Say = Callable[[str], None]
 
@@ -285,24 +285,12 @@ def _train(
             say(f"going on with a training of {length}, for {allowed} at most")
         deadline = time.monotonic() + 60 * SLACK * minutes
     with progress_bars(quiet) as bars:
-        progress = _counted(bars.stage, config.total_steps(len(data)))
+        progress = count_steps(bars.stage("bridges", config.total_steps(len(data))))
         try:
             fit(JointTraining(methods), data, config, run_dir, progress, deadline=deadline)
         except TimeBudgetExceeded as late:
             remedy = "give more max_minutes" if run_dir is None else "repeat the call to go on"
             say(f"time is up and {late}, so that the model is as trained so far; {remedy}")
-
-
-def _counted(stage: Callable[[str, int], Callable[[int], None]], total: int) -> Progress:
-    """A progress callback for one bar."""
-    advance, last = stage("bridges", total), 0
-
-    def progress(step: int, _total: int, _loss: float) -> None:
-        nonlocal last
-        advance(step - last)
-        last = step
-
-    return progress
 
 
 def _selected(

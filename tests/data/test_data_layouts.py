@@ -212,7 +212,10 @@ def test_tiny_imagenet_has_the_last_of_each_class_for_validation(tmp_path: Path)
     _sets.write(tmp_path, _sets.tiny_files())
     steps: list[int] = []
     train, val, test = read_tiny_imagenet(
-        from_folder(tmp_path), tmp_path, lambda name, total: steps.append(-total) or steps.append, _sets.TINY
+        from_folder(tmp_path),
+        tmp_path,
+        lambda name, total, unit: steps.append(-total) or steps.append,
+        _sets.TINY,
     )
     assert sum(steps) == 0  # progress ends at its total
     assert train.images.shape == (9, 3, 8, 8)

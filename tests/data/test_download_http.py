@@ -181,7 +181,7 @@ def test_progress_counts_what_was_there_and_ends_at_its_total(
     monkeypatch.setattr(downloads, "_BLOCK", 10_000)
     (tmp_path / "part").write_bytes(CONTENT[:40_000])
     steps: list[int] = []
-    stage = lambda _, total: steps.append(-total) or steps.append  # noqa: E731
+    stage = lambda _, total, unit: steps.append(-total) or steps.append  # noqa: E731
     download(host.url, tmp_path / "part", *known(CONTENT), stage)
     assert sum(steps) == 0
     assert steps[:2] == [-10, 4]

@@ -254,7 +254,7 @@ def test_all_is_measured_in_every_runtime_and_batch(machine: Machine) -> None:
     fast = model()
     stages: list[tuple[str, int]] = []
 
-    def begin(name: str, total: int) -> Callable[[int], None]:
+    def begin(name: str, total: int, unit: str = "steps") -> Callable[[int], None]:
         stages.append((name, total))
         return lambda steps: None
 
@@ -428,8 +428,8 @@ def test_a_table_is_printed_once_it_is_measured_and_json_at_the_end(
     else:
         assert captured.out.startswith("eager, batch 2 (6 rounds of ")
         assert captured.out.splitlines()[-1] == "compiled, batch 2: there is no compiler."
-    begun = ["eager 2: build, 4 steps", "eager 2: time, 6 steps", "compiled 2: build, 4 steps"]
-    begun += ["onnxruntime 2: build, 4 steps"]
+    begun = ["eager 2: build, 4 models", "eager 2: time, 6 rounds", "compiled 2: build, 4 models"]
+    begun += ["onnxruntime 2: build, 4 models"]
     assert captured.err.splitlines()[:-1] == [f"ensbridge: {line}" for line in begun]
 
 

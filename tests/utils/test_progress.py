@@ -27,7 +27,7 @@ def table() -> Table:
 
 def test_lines_say_how_far_a_stage_is_and_come_at_most_every_20_seconds() -> None:
     now, lines = 0.0, []
-    advance = stage_lines("bridges", 1000, lines.append, lambda: now)
+    advance = stage_lines("bridges", 1000, say=lines.append, clock=lambda: now)
     assert lines == ["bridges, 1000 steps"]
     for _ in range(1000):
         now += 0.1
@@ -38,9 +38,16 @@ def test_lines_say_how_far_a_stage_is_and_come_at_most_every_20_seconds() -> Non
     assert all(second - first >= 200 for first, second in zip([0, *done], done, strict=False))
 
 
+def test_lines_have_the_unit_that_is_counted() -> None:
+    lines: list[str] = []
+    for total in (21546, 1):
+        stage_lines("evaluate", total, "images", lines.append)
+    assert lines == ["evaluate, 21546 images", "evaluate, 1 image"]
+
+
 def test_a_stage_of_unknown_length_has_lines_too() -> None:
     now, lines = 0.0, []
-    advance = stage_lines("download", 0, lines.append, lambda: now)
+    advance = stage_lines("download", 0, say=lines.append, clock=lambda: now)
     now = 30.0
     advance(1)
     assert lines == ["download", "download, 1 step after 30 s"]
@@ -60,9 +67,10 @@ def test_on_a_terminal_stages_are_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     error = Terminal()
     monkeypatch.setattr(sys, "stderr", error)
     with progress_bars(quiet=False) as bars:
-        bars.stage("members", 3)(3)
-    assert "members" in error.getvalue()
+        bars.stage("evaluate", 3, "images")(3)
+    assert "evaluate" in error.getvalue()
     assert "3/3" in error.getvalue()
+    assert "images" in error.getvalue()
     assert "ensbridge: " not in error.getvalue()
 
 

@@ -41,8 +41,8 @@ def quickstart(
     from ensbridge.report import write_report
     from ensbridge.training.distributed import rank_zero_only
 
-    with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as reporter:
-        scores = run_recipe(Plan("digits"), out, seed, reporter)
+    with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as bars:
+        scores = run_recipe(Plan("digits"), out, seed, bars.stage)
     if not speaks:
         return
     summary = summarise([scores])
@@ -98,12 +98,12 @@ def train(
     folder = out or Path("runs") / recipe
     words = f"{folder} is trained: {', '.join(stages)}. To measure it: {command('evaluate', folder)}"
     try:
-        with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as reporter:
+        with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as bars:
             lines = describe_training(plan, stages)
             if dry_run:
                 words = "\n".join(lines) + f"\n\nNothing was trained. The run would be in {folder}."
             else:
-                train_recipe(plan, folder, seed, stages, reporter, device, budget_minutes)
+                train_recipe(plan, folder, seed, stages, bars.stage, device, budget_minutes)
         if speaks:
             say(words)
     except TimeBudgetExceeded as error:
@@ -131,9 +131,9 @@ def evaluate(
 
     check_runs(runs)
     scores = []
-    with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as reporter:
+    with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as bars:
         for run in runs:
-            found, missing = evaluate_run(run, reporter=reporter, corrupted=corrupted)
+            found, missing = evaluate_run(run, progress=bars.stage, corrupted=corrupted)
             scores.append(found)
             if missing and speaks:
                 tell(f"{run} was measured without {', '.join(missing)}")

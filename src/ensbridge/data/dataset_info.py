@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ensbridge.data.checks import checksum
 from ensbridge.data.digits import Splits
 from ensbridge.utils.text import command
-
-Stage = Callable[[str, int], Callable[[int], None]]  # begins a progress bar, as Bars.stage does
-
-
-def silent(name: str, total: int) -> Callable[[int], None]:
-    """No progress bar."""
-    return lambda steps: None
 
 
 @dataclass(frozen=True)

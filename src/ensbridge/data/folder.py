@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from ensbridge.data.checks import check_size, image_set
-from ensbridge.data.dataset_info import Stage, silent
 from ensbridge.data.digits import Splits
 from ensbridge.data.image_io import LARGEST_FILE, decode, pillow
 from ensbridge.data.loader import ImageSet
 from ensbridge.utils.files import read_file
+from ensbridge.utils.progress import Stage, silent
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm")
 _PARTS = ("train", "val", "test")
@@ -97,7 +97,7 @@ def _hold_out(files: Files, classes: Sequence[str]) -> tuple[Files, Files]:
 
 
 def _decoded(parts: Sequence[Files], folder: Path, stage: Stage) -> list[ImageSet]:
-    advance = stage("images", sum(map(len, parts)))
+    advance = stage("reading", sum(map(len, parts)), "images")
     first = parts[0][0][0]
     height, width, _ = _pixels(first).shape
     paths = [path for files in parts for path, _ in files]

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from ensbridge.data.checks import few, image_set, whole_numbers
-from ensbridge.data.dataset_info import Stage, silent
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.sources import Read
 from ensbridge.data.unpickling import read_pickle
+from ensbridge.utils.progress import Stage, silent
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def read_imagenet64(
 
     All of it takes 16 GB of memory, and reading it 5 GB more.
     """
-    advance = stage("batches", len(layout.files))
+    advance = stage("reading", len(layout.files), "files")
     images = np.empty((layout.train, 3, layout.size, layout.size), np.uint8)
     labels = np.empty(layout.train, np.int64)
     end = 0

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from ensbridge.data.arrays import shapes_in
 from ensbridge.data.checks import checksum
-from ensbridge.data.dataset_info import DATASETS, DatasetInfo, Stage, silent
+from ensbridge.data.dataset_info import DATASETS, DatasetInfo
 from ensbridge.data.digits import Splits
 from ensbridge.data.reading import find, layout_of, open_path
+from ensbridge.utils.progress import Stage, silent
 
 
 class Found(NamedTuple):

@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from ensbridge.data.arrays import read_npz
 from ensbridge.data.cifar import CIFAR10, CIFAR100, read_cifar
-from ensbridge.data.dataset_info import DATASETS, DatasetInfo, Stage, default_root, silent
+from ensbridge.data.dataset_info import DATASETS, DatasetInfo, default_root
 from ensbridge.data.digits import Splits
 from ensbridge.data.folder import read_image_folder
 from ensbridge.data.image_io import LARGEST_FILE
 from ensbridge.data.imagenet64 import IMAGENET64, LARGEST_BATCH, read_imagenet64
 from ensbridge.data.sources import from_folder
 from ensbridge.data.tiny_imagenet import read_tiny_imagenet
+from ensbridge.utils.progress import Stage, silent
 from ensbridge.utils.text import one_line
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from ensbridge.data.checks import image_set
-from ensbridge.data.dataset_info import Stage, silent
 from ensbridge.data.digits import Splits
 from ensbridge.data.image_io import decode
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.sources import Read
+from ensbridge.utils.progress import Stage, silent
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def read_tiny_imagenet(
         raise ValueError(
             f"{where}/wnids.txt has the class {odd[0][:60]!a}; those of Tiny ImageNet are such as n01443537"
         )
-    advance = stage("images", layout.classes * layout.per_class + layout.test)
+    advance = stage("reading", layout.classes * layout.per_class + layout.test, "images")
 
     def pictures(files: Sequence[tuple[str, int]]) -> ImageSet:
         images = np.empty((len(files), 3, layout.size, layout.size), np.uint8)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from ensbridge import metrics
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.data.loader import ImageSet, as_image_set
-from ensbridge.evaluation.predict import Advance, predict, predict_by_size, predict_each, unheard
+from ensbridge.evaluation.predict import predict, predict_by_size, predict_each
 from ensbridge.evaluation.scores import Bin, ModelInfo, Reliability, Row, Scores, find_control
 from ensbridge.metrics.checks import checked_labels
 from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.distributed import Engine
+from ensbridge.utils.progress import Advance, ignore
 
 Data = ImageSet | tuple[Tensor, Tensor]
 TOGETHER = 8  # models that share a pass over the images: as many answers are in memory at once
@@ -80,7 +81,7 @@ class Evaluator:
         batch_size: int = 256,
         engine: Engine | None = None,
         by_size: list[Tensor] | None = None,
-        advance: Advance = unheard,
+        advance: Advance = ignore,
         seed: int = 0,
     ) -> None:
         """Run every member, unless `by_size`, the predictions of DE-1 … DE-M on the test split, is known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +25,8 @@ from ensbridge.evaluation.scores import CorruptedRow, CorruptedSet, Scores, pars
 from ensbridge.metrics import MetricStream
 from ensbridge.models.ensemble import weights_digest
 from ensbridge.utils.files import open_folder, read_json, write_atomically
+from ensbridge.utils.progress import Advance, Stage, silent
 
-Stage = Callable[[str, int], Callable[[int], None]]  # such as `stage` of the progress bars
 KEPT = "corrupted.jsonl"  # beside a run's scores.json
 
 
@@ -40,7 +40,7 @@ def measure_corrupted(
     test: ImageSet | tuple[Tensor, Tensor] | None = None,
     keep: Path | str | None = None,
     batch_size: int = 256,
-    stage: Stage | None = None,
+    stage: Stage = silent,
 ) -> tuple[CorruptedRow, ...]:
     """Measure classifiers on a folder of CIFAR-10-C's layout, on the device where they are.
 
@@ -65,13 +65,13 @@ def measure_corrupted(
     clean = None if test is None else as_image_set(test)
     kept = _Kept(None if keep is None else Path(keep))
     weights = {name: _digest(model) for name, model in models.items()}
-    advance: Callable[[int], None] | None = None
+    advance: Advance | None = None
     found: dict[tuple[str, tuple[int, str]], CorruptedRow] = {}
     for place in places:
         images = _read(folder, place, clean)
         if advance is None:
             total = len(places) * len(models) * len(images)
-            advance = stage("corrupted", total) if stage else lambda steps: None
+            advance = stage("corrupted", total, "images")
         digest = images.fingerprint()
         keys = {name: _Key(weights[name], temperatures.get(name), digest) for name in models}
         new = {name: model for name, model in models.items() if keys[name] not in kept.rows}
@@ -107,7 +107,7 @@ def add_corrupted(
     test: ImageSet | tuple[Tensor, Tensor] | None = None,
     keep: Path | str | None = None,
     batch_size: int = 256,
-    stage: Stage | None = None,
+    stage: Stage = silent,
 ) -> Scores:
     """The scores with their models measured under corruptions too, at the temperatures of their rows."""
     fitted = {row.model: row.temperature for row in scores.rows if row.model in models}
@@ -124,7 +124,7 @@ def _measure(
     images: ImageSet,
     temperatures: Mapping[str, float],
     batch_size: int,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> dict[str, dict[str, Any]]:
     """The metrics of each model on a set of images."""
     streams = {name: MetricStream(temperature=temperatures.get(name, 1.0)) for name in models}

@@ -13,7 +13,8 @@ from ensbridge.methods.base import JointTraining
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.step_distillation import StepDistillation, halved
 from ensbridge.training.config import FitConfig
-from ensbridge.training.fit import Progress, fit
+from ensbridge.training.fit import fit
+from ensbridge.utils.progress import StepCallback
 
 Train = ImageSet | Tensor | tuple[Tensor, Tensor]
 Mode = Literal["direct", "progressive"]
@@ -27,7 +28,7 @@ def distill_steps(
     *,
     mode: Mode | None = None,
     weight: float = 0.5,
-    progress: Progress | None = None,
+    progress: StepCallback | None = None,
 ) -> DiffusionBridge:
     """Distil a trained bridge to one step; the teacher is left as it is.
 
@@ -57,7 +58,7 @@ def distill_together(
     run_dir: Path | str | None = None,
     mode: Mode | None = None,
     weight: float = 0.5,
-    progress: Progress | None = None,
+    progress: StepCallback | None = None,
 ) -> dict[str, DiffusionBridge]:
     """`distill_steps` for several bridges side by side, whose teachers' passes are shared."""
     current = dict(bridges)

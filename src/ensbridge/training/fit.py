@@ -1,10 +1,9 @@
-"""`fit`: one flat loop that can be killed at any step and goes on when run again."""
+"""`fit`: one flat loop that can be killed at any step and resumes."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +21,7 @@ from ensbridge.training.optimizers import Configs, Optimizers, shared_config
 from ensbridge.training.state import State, max_bytes, read_step, trained_weights
 from ensbridge.training.step import AbstractStep
 from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
-
-Progress = Callable[[int, int, float], None]
-"""Called as progress(step, total_steps, loss), after each step or, on a GPU, each span of them; once, with a
-loss of nan, where an earlier run had done everything."""
+from ensbridge.utils.progress import StepCallback
 
 
 class IncompleteRun(ValueError):
@@ -50,7 +46,7 @@ def fit(
     train: ImageSet | Tensor | tuple[Tensor, Tensor],
     config: Configs,
     run_dir: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: StepCallback | None = None,
     *,
     step: StepKind | None = None,
     deadline: float | None = None,
@@ -134,7 +130,7 @@ class _Run:
     state: State
     folder: RunFolder | None  # of the process that writes
     run_dir: Path | str | None
-    progress: Progress | None
+    progress: StepCallback | None
     deadline: float | None
     engine: Engine | None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ensbridge.data.arrays import write_npz
 from ensbridge.data.cifar import CIFAR10, CIFAR100, read_cifar
-from ensbridge.data.dataset_info import DatasetInfo, Stage, default_root, find_dataset, silent
+from ensbridge.data.dataset_info import DatasetInfo, default_root, find_dataset
 from ensbridge.data.digits import Splits
 from ensbridge.data.download.http import Unavailable, download, is_right
 from ensbridge.data.download.npm import PACKAGE, cifar10_from_npm
@@ -18,6 +18,7 @@ from ensbridge.data.reading import find, open_path
 from ensbridge.data.sources import from_tar, from_zip
 from ensbridge.data.tiny_imagenet import read_tiny_imagenet
 from ensbridge.utils.files import locked, open_folder
+from ensbridge.utils.progress import Stage, silent
 
 _ELSEWHERE = {"cifar10": cifar10_from_npm}
 

@@ -13,8 +13,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from ensbridge.data.dataset_info import Stage, silent
 from ensbridge.utils.files import errors_name, nofollow, open_regular_file
+from ensbridge.utils.progress import Stage, silent
 
 _BLOCK = 2**20
 _ATTEMPTS = 20
@@ -105,7 +105,7 @@ def _append(url: str, part: Path, size: int, stage: Stage, timeout: float) -> No
         if total not in (None, size):
             host = urlsplit(url).netloc
             raise Unavailable(f"{host} has a file of {total:,} bytes; it should have {size:,}")
-        advance = stage("download", size // _BLOCK)
+        advance = stage("download", size // _BLOCK, "MiB")
         done = start if going_on else 0
         advance(done // _BLOCK)
         # What has come is on disk at once, so that a cut or a kill loses nothing.

