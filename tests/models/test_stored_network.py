@@ -17,7 +17,7 @@ from torch import nn
 import _tiny
 import ensbridge as eb
 from _limits import outcome, pipe
-from ensbridge.models import stored
+from ensbridge.models import stored_network
 from ensbridge.models.ensemble import weights_digest
 
 
@@ -233,7 +233,7 @@ def test_a_compressed_archive_does_not_fill_memory(tmp_path: Path, monkeypatch: 
             new.writestr(entry.filename, old.read(entry))
     for path in (place, bomb):  # a little more is no harm
         eb.Ensemble.from_files([path], lambda: nn.Linear(100, 100))
-    monkeypatch.setattr(stored, "COMPRESSED", 10_000)
+    monkeypatch.setattr(stored_network, "COMPRESSED", 10_000)
     eb.Ensemble.from_files([place], lambda: nn.Linear(100, 100))
     with pytest.raises(ValueError, match=r"\(it would take [\d,]+ bytes of memory from a file of [\d,]+\)"):
         eb.Ensemble.from_files([bomb], lambda: nn.Linear(100, 100))

@@ -15,7 +15,7 @@ import _recipe
 import _runs
 import _world
 from ensbridge.experiments import evaluate_run, train_recipe
-from ensbridge.training import engine as engine_module
+from ensbridge.training import distributed as engine_module
 from ensbridge.training import fit
 from ensbridge.training.checkpoint import load_checkpoint
 from ensbridge.training.distributed import Engine, World, find_world, join, rank_zero_only
