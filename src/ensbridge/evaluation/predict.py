@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.data.loader import ImageSet
-from ensbridge.methods.base import Batch, taps_of
+from ensbridge.methods.base import Batch, feature_names_of
 from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.distributed import Engine
@@ -82,7 +82,11 @@ def predict_batch(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, 
     A network that is a member or the source of several models runs once, and so does a bridge.
     """
     fast = [model for model in models.values() if type(model) is FastEnsemble]
-    batch = Batch(images, None, taps=taps_of([(Ensemble([each.source]), each.feature) for each in fast]))
+    batch = Batch(
+        images,
+        None,
+        feature_names=feature_names_of([(Ensemble([each.source]), each.feature) for each in fast]),
+    )
     crossed: dict[tuple[nn.Module, Tensor], Tensor] = {}
 
     def call(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from ensbridge.data.loader import ImageSet, as_image_set
-from ensbridge.methods.base import AbstractTrainable, Batch, taps_of
+from ensbridge.methods.base import AbstractTrainable, Batch, feature_names_of
 from ensbridge.training.checkpoint import Checkpoint, RunFolder, checkpoint_path
 from ensbridge.training.config import FitConfig, describe_config
 from ensbridge.training.distributed import Engine
-from ensbridge.training.distributed_step import SharedStep
 from ensbridge.training.ema import Average
 from ensbridge.training.optimizers import Configs, Optimizers, shared_config
 from ensbridge.training.state import State, max_bytes, read_step, trained_weights
-from ensbridge.training.step import AbstractStep
+from ensbridge.training.step import AbstractStep, EagerStep
 from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
 from ensbridge.utils.progress import StepCallback
 
@@ -104,7 +103,7 @@ def fit(
             if begun < total:
                 parts = method, data, own, optimizers, average
                 if engine:
-                    stepper = SharedStep(engine, *parts)
+                    stepper = EagerStep(*parts, engine=engine)
                     stepper.prepare()
                 else:
                     stepper = steps_that_work(kinds, parts, state.snapshot())
@@ -214,12 +213,12 @@ def _only_eager(wish: StepKind | None) -> tuple[StepKind]:
 def _try_teachers(method: AbstractTrainable, data: ImageSet) -> None:
     """Run one image through the teachers: what cannot work says so before anything is written."""
     image = data.batch(torch.zeros(1, dtype=torch.long, device=data.images.device))[0]
-    taps, own = taps_of(method.teachers()), set(method.student.modules())
-    for network in taps:
+    feature_names, own = feature_names_of(method.teachers()), set(method.student.modules())
+    for network in feature_names:
         if own & set(network.modules()):
             raise ValueError("a teacher is part of the student; give the student a network of its own")
         network.eval()
-    batch = Batch(image, None, taps=taps)
+    batch = Batch(image, None, feature_names=feature_names)
     for ensemble, feature in method.teachers():
         batch.member_logits(ensemble) if feature is None else batch.teacher_outputs(ensemble, feature)
 
