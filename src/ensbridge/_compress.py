@@ -78,7 +78,7 @@ def compress(
     its own, None for the others. `epochs`, or `max_minutes`, 1.5 unless given, says how long to train: a few
     steps are timed, and as many epochs taken as fit into the minutes. Should it be slower in the end,
     training is over a tenth later than that, with the model as trained so far. `augment` is what may be done
-    to an image without changing its class, mixup aside. With `run_dir` the training goes on when the call is
+    to an image without changing its class, mixup aside. With `run_dir` the training resumes when the call is
     repeated, after a kill or when time was up: the epochs stay those of the first call, and each call trains
     for its minutes until they are done. It trains on a GPU where there is one, or on `device`, with bfloat16
     where that is as good, or in the `precision` that is asked for; afterwards all networks are where they
@@ -238,7 +238,7 @@ def _pixel_range(data: ImageSet) -> tuple[float, float]:
 
 
 def _epochs_begun(run_dir: Path | str | None) -> float | None:
-    """The length of a run that was begun in a folder, so that it can go on; None where there is none."""
+    """The length of a run that was begun in a folder, so that it can resume; None where there is none."""
     config = None if run_dir is None else Path(run_dir) / "config.json"
     if config is None or not config.exists():
         return None
@@ -282,14 +282,14 @@ def _train(
         if begun is None:
             say(f"training for {length}, about {allowed}")
         else:
-            say(f"going on with a training of {length}, for {allowed} at most")
+            say(f"resuming a training of {length}, for {allowed} at most")
         deadline = time.monotonic() + 60 * SLACK * minutes
     with progress_bars(quiet) as bars:
         progress = count_steps(bars.stage("bridges", config.total_steps(len(data))))
         try:
             fit(JointTraining(methods), data, config, run_dir, progress, deadline=deadline)
         except TimeBudgetExceeded as late:
-            remedy = "give more max_minutes" if run_dir is None else "repeat the call to go on"
+            remedy = "give more max_minutes" if run_dir is None else "repeat the call to resume"
             say(f"time is up and {late}, so that the model is as trained so far; {remedy}")
 
 

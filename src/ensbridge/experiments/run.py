@@ -55,7 +55,7 @@ def train_recipe(
     """Train the stages of a recipe in the folder `out`, or what is left of them; members come first.
 
     It trains on a GPU where there is one and the recipe is worth it, or on `device`. After so many `minutes`
-    it stops at a checkpoint with `TimeBudgetExceeded`, and goes on when it is called again.
+    it stops at a checkpoint with `TimeBudgetExceeded`, and resumes when it is called again.
     """
     if minutes is not None and not minutes > 0:
         raise ValueError(f"the budget is {minutes:g} minutes; it must be above 0")

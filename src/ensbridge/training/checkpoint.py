@@ -101,13 +101,13 @@ class RunFolder:
             if not isinstance(there, dict):
                 raise ValueError(f"{config} holds no configuration; choose another folder")
             both = upgrade(there), wanted
-            old, new = ({k: v for k, v in each.items() if k not in ignore} for each in both)
+            old, new = ({k: v for k, v in config.items() if k not in ignore} for config in both)
             if difference := first_difference(old, new):
                 raise ValueError(
                     f"{self.path} was made with another configuration ({difference}); "
                     "choose another folder, or delete this one to begin anew"
                 )
-        elif any(found for pattern in OUTPUTS for found in self.path.glob(pattern)):
+        elif any(True for pattern in OUTPUTS for _ in self.path.glob(pattern)):
             raise ValueError(f"{self.path} holds results without their config.json; choose another folder")
         else:
             self.describe(wanted)
@@ -131,7 +131,7 @@ class RunFolder:
         save_checkpoint(newest, tensors, metadata)
         self._saved = time.monotonic()
         self._took = self._saved - begun
-        # Those of later steps are damaged, or this run would have gone on from them.
+        # Those of later steps are damaged, or this run would have resumed from them.
         kept = [path for path in self._checkpoints() if path <= newest][-KEEP:]
         for path in set(self._checkpoints()) - set(kept):
             path.unlink()
@@ -146,7 +146,7 @@ class RunFolder:
             try:
                 return Checkpoint(*load_checkpoint(path, most), path)
             except ValueError as error:
-                warnings.warn(f"{error}; going on from the one before it", stacklevel=2)
+                warnings.warn(f"{error}; resuming from the one before it", stacklevel=2)
         return None
 
     def log(self, line: Mapping[str, Any]) -> None:

@@ -113,7 +113,7 @@ class CompiledStep(AbstractStep):
         return sums
 
     def close(self) -> None:
-        """Forget the compiled networks and what the optimisers were told."""
+        """Restore the networks and the optimisers as they were."""
         for network, call in self.compiled:
             network._compiled_call_impl = call
         for optimizer, _ in self.optimizers.parts.values():

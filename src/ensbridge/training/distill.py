@@ -35,7 +35,7 @@ def distill_steps(
     mode="direct" goes there at once, with `weight` on the teacher's sample and the rest on the true
     ensemble; mode="progressive" halves the steps stage by stage (5 → 3 → 2 → 1), each stage trained by
     `config` and started from the last. Without `mode` the bridge's own configuration decides. With
-    `run_dir` each stage has a folder of its own in it, and the work goes on when run again.
+    `run_dir` each stage has a folder of its own in it, and a killed run resumes.
 
     >>> import torch
     >>> from ensbridge import Ensemble

@@ -248,7 +248,7 @@ def _workers(images: NDArray[np.uint8], processes: int | None) -> Iterator[Run]:
     try:
         yield lambda jobs: pool.map(_do, jobs)
     except BrokenProcessPool as error:
-        raise OSError("a process of the work was ended from outside; run the same again to go on") from error
+        raise OSError("a process of the work was ended from outside; run the same again to resume") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
