@@ -1,4 +1,4 @@
-"""A recipe that is trained in a second, and a reporter that remembers; used as `import _recipe`."""
+"""A recipe that is trained in a second, and progress that remembers; used as `import _recipe`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def tiny(**changes: Any) -> Recipe:
 
 
 class Heard:
-    """A reporter that remembers what it heard and may stop the run at a step of a stage."""
+    """Progress that remembers what it was told and may stop the run at a step of a stage."""
 
     def __init__(self, stop: tuple[str, int] | None = None) -> None:
         self.stages: dict[str, tuple[int, list[int]]] = {}
@@ -66,7 +66,7 @@ class Heard:
         self.stop = stop
         self.lock = threading.Lock()
 
-    def stage(self, name: str, total: int, unit: str = "steps") -> Callable[[int], None]:
+    def __call__(self, name: str, total: int, unit: str = "steps") -> Callable[[int], None]:
         done: list[int] = []
         self.stages[name], self.units[name] = (total, done), unit
 

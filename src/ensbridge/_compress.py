@@ -30,11 +30,11 @@ from ensbridge.models.feature_choice import FeatureChoice, choose_feature
 from ensbridge.models.features import find_module, read_logits
 from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.training.config import FitConfig, Precision, derive_seed
-from ensbridge.training.fit import Progress, TimeBudgetExceeded, fit
+from ensbridge.training.fit import TimeBudgetExceeded, fit
 from ensbridge.training.forecast import epochs_within
 from ensbridge.utils.devices import brought_to, device_of, find_device, random_state_kept
 from ensbridge.utils.files import read_json
-from ensbridge.utils.progress import progress_bars
+from ensbridge.utils.progress import count_steps, progress_bars
 
 Say = Callable[[str], None]
 
@@ -78,7 +78,7 @@ def compress(
     its own, None for the others. `epochs`, or `max_minutes`, 1.5 unless given, says how long to train: a few
     steps are timed, and as many epochs taken as fit into the minutes. Should it be slower in the end,
     training is over a tenth later than that, with the model as trained so far. `augment` is what may be done
-    to an image without changing its class, mixup aside. With `run_dir` the training goes on when the call is
+    to an image without changing its class, mixup aside. With `run_dir` the training resumes when the call is
     repeated, after a kill or when time was up: the epochs stay those of the first call, and each call trains
     for its minutes until they are done. It trains on a GPU where there is one, or on `device`, with bfloat16
     where that is as good, or in the `precision` that is asked for; afterwards all networks are where they
@@ -238,7 +238,7 @@ def _pixel_range(data: ImageSet) -> tuple[float, float]:
 
 
 def _epochs_begun(run_dir: Path | str | None) -> float | None:
-    """The length of a run that was begun in a folder, so that it can go on; None where there is none."""
+    """The length of a run that was begun in a folder, so that it can resume; None where there is none."""
     config = None if run_dir is None else Path(run_dir) / "config.json"
     if config is None or not config.exists():
         return None
@@ -282,27 +282,15 @@ def _train(
         if begun is None:
             say(f"training for {length}, about {allowed}")
         else:
-            say(f"going on with a training of {length}, for {allowed} at most")
+            say(f"resuming a training of {length}, for {allowed} at most")
         deadline = time.monotonic() + 60 * SLACK * minutes
     with progress_bars(quiet) as bars:
-        progress = _counted(bars.stage, config.total_steps(len(data)))
+        progress = count_steps(bars.stage("bridges", config.total_steps(len(data))))
         try:
             fit(JointTraining(methods), data, config, run_dir, progress, deadline=deadline)
         except TimeBudgetExceeded as late:
-            remedy = "give more max_minutes" if run_dir is None else "repeat the call to go on"
+            remedy = "give more max_minutes" if run_dir is None else "repeat the call to resume"
             say(f"time is up and {late}, so that the model is as trained so far; {remedy}")
-
-
-def _counted(stage: Callable[[str, int], Callable[[int], None]], total: int) -> Progress:
-    """A progress callback for one bar."""
-    advance, last = stage("bridges", total), 0
-
-    def progress(step: int, _total: int, _loss: float) -> None:
-        nonlocal last
-        advance(step - last)
-        last = step
-
-    return progress
 
 
 def _selected(

@@ -158,7 +158,7 @@ def write(folder: Path, scores: Scores) -> Path:
         (["report", "nothing"], "nothing does not exist; give a scores.json or the run folder"),
         (["report", "empty"], "empty holds no scores.json; give the folder of an evaluated run"),
         (["report", "broken"], "scores.json is not JSON"),
-        (["report", "foreign"], "scores.json has no 'dataset' (it has: accuracy)"),
+        (["report", "foreign"], "scores.json has no 'dataset'"),
         (["report", "one", "other"], "one is on digits and other on cifar10; give runs of one data set"),
         (["report", "one", "one"], "both have seed 3; give each seed once"),
         (["report", "one", "--out", "taken"], "taken is a file where a folder is expected"),
@@ -246,9 +246,9 @@ def test_quickstart_prints_the_table_and_writes_the_page(
 ) -> None:
     asked: list[Any] = []
 
-    def run_recipe(plan: Any, out: Path, seed: int, reporter: Any) -> Scores:
+    def run_recipe(plan: Any, out: Path, seed: int, progress: Any) -> Scores:
         asked.extend([plan.recipe().name, out, seed])
-        advance = reporter.stage("members", 10)
+        advance = progress("members", 10)
         advance(4)
         return SCORES
 

@@ -100,12 +100,12 @@ def test_chunks_change_nothing(whole: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 class Heard:
-    """A reporter that adds up."""
+    """Progress that adds up."""
 
     def __init__(self) -> None:
         self.total = self.done = 0
 
-    def stage(self, name: str, total: int, unit: str = "steps") -> Any:
+    def __call__(self, name: str, total: int, unit: str = "steps") -> Any:
         self.total = total
         return self.add
 
@@ -116,7 +116,7 @@ class Heard:
 def test_progress_counts_every_image_also_when_it_goes_on(tmp_path: Path) -> None:
     for _ in range(2):
         heard = Heard()
-        made(tmp_path, reporter=heard)
+        made(tmp_path, progress=heard)
         assert heard.total == heard.done == 19 * 2 * 3
 
 

@@ -237,9 +237,9 @@ def test_a_model_that_cannot_be_loaded_again_is_not_saved(tmp_path: Path) -> Non
     endless = model()
     endless.source.mean.fill_(torch.inf)  # type: ignore[union-attr,operator]
     for fast, words in (
-        (heated(float("inf")), "temperature is inf, expected 0.001 to 1000"),
-        (heated(1e9), "temperature is 1000000000.0, expected 0.001 to 1000"),
-        (model(members=0), "members is 0, expected 1 to 1000"),
+        (heated(float("inf")), "no finite number"),
+        (heated(1e9), "temperature is 1000000000.0, expected .* 0.001 to 1000"),
+        (model(members=0), "members is 0, expected .* 1 to 1000"),
         (hooked, "_extra_state of the model is a dict, which cannot be saved"),
         (endless, "no finite number"),
         (odd, "source.odd of the model is torch.complex64"),

@@ -106,7 +106,7 @@ def test_progress_counts_images_for_each_model(folder: Path, tmp_path: Path) -> 
     options: dict[str, Any] = {"severities": [1], "keep": tmp_path / "kept.jsonl"}
     measure_corrupted({"a": nets["a"]}, folder, **options)
     heard = Heard()
-    measure_corrupted(nets, folder, stage=heard.stage, **options)
+    measure_corrupted(nets, folder, stage=heard, **options)
     total, steps = heard.stages["corrupted"]
     assert total == sum(steps) == 2 * 19 * COUNT
 
@@ -129,7 +129,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_rows(folder: Path, tmp_path
     keep = tmp_path / "kept.jsonl"
     stopping = Heard(("corrupted", 2 * 25))  # each of the parts advances twice
     with pytest.raises(ConnectionError):
-        measure_corrupted(nets, folder, temperatures, [1, 2], keep=keep, stage=stopping.stage)
+        measure_corrupted(nets, folder, temperatures, [1, 2], keep=keep, stage=stopping)
     assert len(keep.read_text().splitlines()) == 24 * 2
     runs = counted(nets)
     assert measure_corrupted(nets, folder, temperatures, [1, 2], keep=keep) == whole

@@ -39,7 +39,7 @@ def test_the_scores_are_those_of_evaluate(model: Path, tmp_path: Path) -> None:
     source = eb.Ensemble([fast.source])
     expected = eb.evaluate({"DE-1": source, str(model): fast}, splits.test, splits.val, reference=source)
     assert scores.rows == expected.rows
-    evaluate_saved(str(model), str(place), reporter=heard)
+    evaluate_saved(str(model), str(place), progress=heard)
     total, done = heard.stages["evaluate"]
     assert sum(done) == total == 2 * (len(splits.test) + len(splits.val))
 

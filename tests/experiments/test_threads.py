@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from ensbridge.experiments.threads import side_by_side
-from ensbridge.training.fit import Progress
+from ensbridge.utils.progress import StepCallback
 
 
 def test_all_jobs_run_and_their_steps_are_counted() -> None:
     done: list[int] = []
 
-    def job(number: int) -> Callable[[Progress], None]:
-        def run(progress: Progress) -> None:
+    def job(number: int) -> Callable[[StepCallback], None]:
+        def run(progress: StepCallback) -> None:
             for step in range(1, number + 1):
                 progress(step, number, 0.0)
             done.append(number)
@@ -28,7 +28,7 @@ def test_all_jobs_run_and_their_steps_are_counted() -> None:
     assert sum(steps) == 15
 
 
-def beside(progress: Progress) -> None:
+def beside(progress: StepCallback) -> None:
     """Take steps until told to stop."""
     for step in range(1, 10**7):
         progress(step, 10**7, 0.0)
@@ -40,7 +40,7 @@ def test_no_job_begins_after_one_has_failed(workers: int) -> None:
     """The worker of a failed job is free at once: it must not take the next before the others hear of it."""
     begun: list[int] = []
 
-    def fail(progress: Progress) -> None:
+    def fail(progress: StepCallback) -> None:
         raise TimeoutError("time is up")
 
     for _ in range(50):
@@ -55,7 +55,7 @@ def test_no_job_begins_after_one_has_failed(workers: int) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_an_error_stops_the_job_beside_it_and_is_the_one_that_is_raised(first: bool) -> None:
-    def fail(progress: Progress) -> None:
+    def fail(progress: StepCallback) -> None:
         raise ValueError("the reason")
 
     for _ in range(50):
@@ -66,8 +66,8 @@ def test_an_error_stops_the_job_beside_it_and_is_the_one_that_is_raised(first: b
 def test_of_several_errors_the_first_jobs_is_raised() -> None:
     meet = threading.Barrier(2, timeout=10)
 
-    def fail(word: str) -> Callable[[Progress], None]:
-        def run(progress: Progress) -> None:
+    def fail(word: str) -> Callable[[StepCallback], None]:
+        def run(progress: StepCallback) -> None:
             meet.wait()
             raise ValueError(word)
 

@@ -111,10 +111,10 @@ def test_the_call_repeated_goes_on_until_the_epochs_of_the_first_are_done(
         assert clock.steps == TRIAL + reached  # nothing is tried again
         where = f"{tmp_path} is at step {reached} of {FORECAST}"
         said = capsys.readouterr().err
-        assert f"{where}, so that the model is as trained so far; repeat the call to go on" in said
+        assert f"{where}, so that the model is as trained so far; repeat the call to resume" in said
     done = compressed(max_minutes=1, run_dir=tmp_path)
     said = capsys.readouterr().err
-    assert "going on with a training of 9.5 epochs on the cpu, for 1 minute at most" in said
+    assert "resuming a training of 9.5 epochs on the cpu, for 1 minute at most" in said
     assert "time is up" not in said
     again = compressed(max_minutes=5, run_dir=tmp_path)
     assert clock.steps == TRIAL + FORECAST

@@ -28,7 +28,7 @@ from ensbridge.methods import (
     ProxyEnD2,
     StepDistillation,
 )
-from ensbridge.methods.base import taps_of
+from ensbridge.methods.base import feature_names_of
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.features import forward_with_features
 from ensbridge.training import FitConfig
@@ -130,10 +130,10 @@ def test_a_teacher_that_works_in_place_has_images_of_its_own() -> None:
 
 def test_named_taps_come_with_the_first_pass(ensemble: Ensemble) -> None:
     teachers = [(ensemble, "stem"), (ensemble.first(1), "stages.0.0"), (ensemble, None), (ensemble, "stem")]
-    taps = taps_of(teachers)
-    assert list(taps) == list(ensemble.members)
-    assert list(taps.values()) == [("stem", "stages.0.0"), (), ()]
-    calls, one = _tiny.count_runs(ensemble), Batch(_tiny.images(), None, taps=taps)
+    feature_names = feature_names_of(teachers)
+    assert list(feature_names) == list(ensemble.members)
+    assert list(feature_names.values()) == [("stem", "stages.0.0"), (), ()]
+    calls, one = _tiny.count_runs(ensemble), Batch(_tiny.images(), None, feature_names=feature_names)
     one.member_logits(ensemble)
     seen = [one.teacher_outputs(ensemble, feature) for feature in ("stages.0.0", "stem", "stages.0.0")]
     assert calls == {0: 1, 1: 1, 2: 1}
@@ -145,13 +145,13 @@ def test_a_given_runner_takes_the_networks_place(ensemble: Ensemble) -> None:
     seen = _tiny.teacher_outputs(ensemble)
     calls = _tiny.count_runs(ensemble)
     method = _tiny.bridge_to(ensemble, loss="kl", config=BridgeConfig(temperature=_tiny.CONSTANT))
-    taps = taps_of(method.teachers())
+    feature_names = feature_names_of(method.teachers())
     outputs = [(seen.logits[0], seen.feature), (seen.logits[1],), (seen.logits[2],)]
     runners: dict[nn.Module, Any] = {
         member: lambda images, given=given: given
         for member, given in zip(ensemble.members, outputs, strict=True)
     }
-    found = method.loss(Batch(_tiny.images(), None, taps=taps, runners=runners))
+    found = method.loss(Batch(_tiny.images(), None, feature_names=feature_names, runners=runners))
     assert not calls
     assert found.equal(method.loss(_tiny.batch()))
 
@@ -189,9 +189,9 @@ def configs() -> dict[str, FitConfig]:
 
 def test_all_rivals_run_each_teacher_once_a_batch(ensemble: Ensemble) -> None:
     method, calls = JointTraining(rivals(ensemble)), _tiny.count_runs(ensemble)
-    taps = taps_of(method.teachers())
-    assert taps[ensemble.source] == (_tiny.FEATURE, "stem")
-    found = method.losses(Batch(_tiny.images(), None, _tiny.generator(0), taps))
+    feature_names = feature_names_of(method.teachers())
+    assert feature_names[ensemble.source] == (_tiny.FEATURE, "stem")
+    found = method.losses(Batch(_tiny.images(), None, _tiny.generator(0), feature_names))
     assert calls == {0: 1, 1: 1, 2: 1}
     for name, each in rivals(ensemble).items():
         assert found[name].equal(each.loss(_tiny.batch()))
@@ -328,9 +328,9 @@ def test_a_method_names_its_teachers_and_the_networks_that_it_trains(ensemble: E
     one, other = _tiny.bridge_to(ensemble), _tiny.bridge_to(ensemble, 1)
     elsewhere = DiffusionBridge(ensemble, _tiny.score(), "stem")
     every = {first: (_tiny.FEATURE,), second: (), third: ()}
-    assert taps_of(one.teachers()) == taps_of(StepDistillation(one).teachers()) == every
+    assert feature_names_of(one.teachers()) == feature_names_of(StepDistillation(one).teachers()) == every
     together = JointTraining({"one": one, "other": other, "elsewhere": elsewhere})
-    assert taps_of(together.teachers()) == every | {first: (_tiny.FEATURE, "stem")}
+    assert feature_names_of(together.teachers()) == every | {first: (_tiny.FEATURE, "stem")}
     assert list(DeepEnsemble([_tiny.member()]).teachers()) == []
     for method in (one, StepDistillation(one), together, DeepEnsemble([_tiny.member()])):
         inside = {id(p) for network in method.networks() for p in network.parameters()}
@@ -341,7 +341,7 @@ def test_a_method_names_its_teachers_and_the_networks_that_it_trains(ensemble: E
 def test_members_that_are_not_learnt_from_do_not_run(ensemble: Ensemble, target: tuple[int, ...]) -> None:
     bridge = DiffusionBridge(ensemble, _tiny.score(), loss="kl", target=target)
     images = _tiny.images()
-    assert list(taps_of(bridge.teachers())) == [ensemble.members[i] for i in sorted({0, *target})]
+    assert list(feature_names_of(bridge.teachers())) == [ensemble.members[i] for i in sorted({0, *target})]
     z0, _, _ = bridge.ends(Batch(images, None))
     chosen = Ensemble([ensemble.members[index] for index in target])
     torch.testing.assert_close(z0, chosen(images).detach())

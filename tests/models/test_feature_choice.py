@@ -224,7 +224,7 @@ def test_a_source_with_channels_last_is_compressed_saved_and_loaded(tmp_path: Pa
     assert again(_tiny.images(4)).equal(fast(_tiny.images(4)))
 
 
-# ------------------------------------------------------------------------------ taps
+# ------------------------------------------------------------------------------ feature_names
 
 
 def test_a_shared_module_is_known_by_each_of_its_names() -> None:

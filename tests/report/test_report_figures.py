@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from _report import bare, make_document, make_png, make_row, one_run, report_of_three_runs, three_runs
 from ensbridge.evaluation.scores import Summary, parse_scores, summarise
 from ensbridge.report import write_report
 from ensbridge.report.figures import PLOTS, Data, Plot
-from ensbridge.report.figures.labels import Box, Point, Scene, place_labels
+from ensbridge.report.figures.labels import place_labels
 from ensbridge.report.figures.sheet import NARROW, WIDE, drawing, log_ticks
 from ensbridge.report.figures.transition import decode, shown_classes
 from ensbridge.report.style import BASE, FRAME, LOOKS, variables
@@ -377,17 +378,16 @@ def test_methods_can_be_told_apart_without_colour() -> None:
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 def test_labels_overlap_nothing_even_where_points_crowd(width: int) -> None:
-    frame = Box(58.0, 40.0, width - 18.0, 382.0)
-    at = [
-        Point(*place)
-        for place in ((90.0, 60.0), (200.0, 230.0), (115.0, 240.0), (115.0, 246.0), (117.0, 243.0))
-    ]
-    names = ["DE-1", "DE-2", "+1 DBN", "+1 DBN (KL)", "control"]
-    boxes = place_labels(names, at, Scene(at, [at[:2]], frame))
+    frame = Bbox.from_extents(58.0, 40.0, width - 18.0, 382.0)
+    at = [(90.0, 60.0), (200.0, 230.0), (115.0, 240.0), (115.0, 246.0), (117.0, 243.0)]
+    sizes = [(8.0 * len(name), 15.0) for name in ("DE-1", "DE-2", "+1 DBN", "+1 DBN (KL)", "control")]
+    boxes = place_labels(sizes, at, at, [at[:2]], frame)
     for i, box in enumerate(boxes):
-        assert box.outside(frame) == pytest.approx(0.0)
-        assert not any(box.left <= point.x <= box.right and box.top <= point.y <= box.bottom for point in at)
-        assert all(box.overlap(other) == 0.0 for other in boxes[:i])
+        assert (box.width, box.height) == pytest.approx(sizes[i])
+        assert frame.x0 <= box.x0 < box.x1 <= frame.x1
+        assert frame.y0 <= box.y0 < box.y1 <= frame.y1
+        assert not any(box.contains(*point) for point in at)
+        assert box.count_overlaps(boxes[:i]) == 0
 
 
 def test_ticks_of_costs_are_familiar_and_few() -> None:

@@ -117,12 +117,12 @@ def wider(images: ImageSet) -> ImageSet:
     [
         ("fit.lr", ("0.1", "0.2"), {"lr": 0.2}, "members", _runs.data()),
         ("fit.seed", ("0", "3"), {"seed": 3}, "members", _runs.data()),
-        ("fit.optimizer", ("'sgd'", "'adam'"), {"optimizer": "adam"}, "members", _runs.data()),
+        ("fit.optimizer", ('"sgd"', '"adam"'), {"optimizer": "adam"}, "members", _runs.data()),
         ("fit.augment.crop", ("1", "2"), {"augment": Augment(crop=2, flip=True)}, "members", _runs.data()),
-        ("method.method", ("'deep_ensemble'", "'diffusion_bridge'"), {}, "bridge", _runs.data()),
+        ("method.method", ('"deep_ensemble"', '"diffusion_bridge"'), {}, "bridge", _runs.data()),
         (
             "data",
-            (repr(_runs.data().fingerprint()), repr(wider(_runs.data()).fingerprint())),
+            (json.dumps(_runs.data().fingerprint()), json.dumps(wider(_runs.data()).fingerprint())),
             {},
             "members",
             wider(_runs.data()),

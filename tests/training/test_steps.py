@@ -142,8 +142,8 @@ def test_what_fails_is_said_and_the_next_kind_goes_on_with_nothing_lost(
         warnings.simplefilter("always")
         result = fit(method, _runs.data(), _runs.config(kind), tmp_path)
     assert [str(each.message) for each in said] == [
-        "captured steps do not work here (Failing has no compiler); going on with compiled ones",
-        "compiled steps do not work here (FailingToo has no compiler); going on with eager ones",
+        "captured steps do not work here (Failing has no compiler); falling back to compiled ones",
+        "compiled steps do not work here (FailingToo has no compiler); falling back to eager ones",
     ]
     assert {each.filename for each in said} == {__file__}, "the warning names the caller's line"
     assert Failing.closed == 2

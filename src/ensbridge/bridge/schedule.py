@@ -35,7 +35,7 @@ class BridgeSample(NamedTuple):
 
 @dataclass(frozen=True)
 class BridgeSchedule:
-    """A bridge of constant diffusion `beta`, walked in `num_steps` equal steps.
+    """A bridge of constant diffusion `beta`, sampled in `num_steps` equal steps.
 
     `variance` is the noise of a sampling step: "exact" is the posterior's own, zero at the last step;
     "released" is beta·(t - t_prev) at every step, the last included, as in the paper's released code.

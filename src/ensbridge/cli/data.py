@@ -33,8 +33,8 @@ def get(
     """
     from ensbridge.data import fetch_set
 
-    with progress_bars(quiet) as reporter:
-        place = fetch_set(name, root, reporter.stage, tell=tell)
+    with progress_bars(quiet) as bars:
+        place = fetch_set(name, root, bars.stage, tell=tell)
     say(f"{place} holds {name}, verified. To see what is there: {command('data list --root', root)}")
 
 
@@ -50,8 +50,8 @@ def list_(
     """
     from ensbridge.data import list_sets
 
-    with progress_bars(quiet) as reporter:
-        found = list_sets(root, check, reporter.stage)
+    with progress_bars(quiet) as bars:
+        found = list_sets(root, check, bars.stage)
     wide = max(len(each.name) for each in found)
     for each in found:
         place = f"{each.place}: " if each.place and each.sound else ""
@@ -95,8 +95,8 @@ def corrupt(
     assert test.labels is not None
     images, labels = test.images.permute(0, 2, 3, 1).contiguous().numpy(), test.labels.numpy()
     check_images(images, f"the test images of {source}")
-    with progress_bars(quiet) as reporter:
-        write_corrupted(images, labels, folder, seed, severities, reporter=reporter)
+    with progress_bars(quiet) as bars:
+        write_corrupted(images, labels, folder, seed, severities, progress=bars.stage)
     at = ", ".join(map(str, severities))
     say(f"{folder} holds 19 corruptions of {len(images):,} test images at severity {at}.")
     say("Frost is of textures generated here; figures are not bit-comparable with the published set's.")

@@ -49,8 +49,8 @@ def quickstart(
     from ensbridge.report import write_report
     from ensbridge.training.distributed import rank_zero_only
 
-    with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as reporter:
-        scores = run_recipe(Plan("digits"), out, seed, reporter)
+    with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as bars:
+        scores = run_recipe(Plan("digits"), out, seed, bars.stage)
     if not speaks:
         return
     summary = summarise([scores])
@@ -109,12 +109,12 @@ def train(
     folder = out or Path("runs") / recipe
     words = f"{folder} is trained: {', '.join(stages)}. To measure it: {command('evaluate', folder)}"
     try:
-        with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as reporter:
+        with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as bars:
             lines = describe_training(plan, stages)
             if dry_run:
                 words = "\n".join(lines) + f"\n\nNothing was trained. The run would be in {folder}."
             else:
-                train_recipe(plan, folder, seed, stages, reporter, device, budget_minutes)
+                train_recipe(plan, folder, seed, stages, bars.stage, device, budget_minutes)
         if speaks:
             say(words)
     except TimeBudgetExceeded as error:
@@ -163,9 +163,9 @@ def evaluate(
             fail(f"{run} is a saved model; say on what to measure it, such as --data cifar10", code=2)
     check_runs(runs)
     scores = []
-    with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as reporter:
+    with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as bars:
         for run in runs:
-            found, missing = evaluate_run(run, reporter=reporter, corrupted=corrupted, root=root)
+            found, missing = evaluate_run(run, progress=bars.stage, corrupted=corrupted, root=root)
             scores.append(found)
             if missing and speaks:
                 tell(f"{run} was measured without {', '.join(missing)}")
@@ -182,9 +182,9 @@ def _evaluate_saved(
 
     if corrupted is not None:
         fail("--corrupted is for runs; saved models are measured on --data alone", code=2)
-    with progress_bars(quiet) as reporter:
+    with progress_bars(quiet) as bars:
         for model in models:
-            reporter.show(evaluate_saved(model, data, root, reporter).table())
+            bars.show(evaluate_saved(model, data, root, bars.stage).table())
 
 
 @app.command()

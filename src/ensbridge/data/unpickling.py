@@ -22,7 +22,7 @@ _DEEPEST = 4  # a dictionary of lists of strings has 3
 
 
 class _Refused(Exception):
-    """What a pickle wants and does not get, in words that go on from the file's name."""
+    """What a pickle wants and does not get, in words that follow the file's name."""
 
 
 def read_pickle(content: bytes, where: str) -> dict[str, Any]:

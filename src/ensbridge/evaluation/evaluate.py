@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from ensbridge import metrics
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.data.loader import ImageSet, as_image_set
-from ensbridge.evaluation.predict import Advance, predict, predict_by_size, predict_each, unheard
+from ensbridge.evaluation.predict import predict, predict_by_size, predict_each
 from ensbridge.evaluation.scores import Bin, ModelInfo, Reliability, Row, Scores, find_control
 from ensbridge.metrics.checks import checked_labels
 from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.distributed import Engine
+from ensbridge.utils.progress import Advance, ignore
 
 Data = ImageSet | tuple[Tensor, Tensor]
-TOGETHER = 8  # models that share a pass over the images: as many answers are in memory at once
+TOGETHER = 8  # models that share a pass over the images: as many predictions are in memory at once
 
 
 def evaluate(
@@ -80,7 +81,7 @@ class Evaluator:
         batch_size: int = 256,
         engine: Engine | None = None,
         by_size: list[Tensor] | None = None,
-        advance: Advance = unheard,
+        advance: Advance = ignore,
         seed: int = 0,
     ) -> None:
         """Run every member, unless `by_size`, the predictions of DE-1 … DE-M on the test split, is known."""
@@ -127,8 +128,8 @@ class Evaluator:
         names = list(models)
         for start in range(0, len(names), TOGETHER):
             some = {name: models[name] for name in names[start : start + TOGETHER]}
-            for name, (row, own) in self._measure(some, info or {}, known or {}).items():
-                rows[name], nlls[name] = row, own
+            for name, (row, per_image) in self._measure(some, info or {}, known or {}).items():
+                rows[name], nlls[name] = row, per_image
         return tuple(_beside_control(row, rows, nlls) for row in rows.values())
 
     def _measure(
@@ -140,22 +141,22 @@ class Evaluator:
         new = {name: model for name, model in others.items() if name not in known}
         answers = {**known, **self._predict(new, self.test)}
         for name in others:
-            if (own := answers[name].shape[-1]) != self.classes:
+            if (classes := answers[name].shape[-1]) != self.classes:
                 raise ValueError(
-                    f"{name!r} has {own} classes, the members {self.classes}; compare models of the same"
+                    f"{name!r} has {classes} classes, the members {self.classes}; compare models of the same"
                 )
         temperatures = self._temperatures(others, {*ensemble_sizes.values()} - {0})
-        found = {}
+        measured = {}
         for name, model in models.items():
             ensemble_size = ensemble_sizes[name]
             log_probs = self.by_size[ensemble_size - 1] if ensemble_size else answers[name]
             nlls = metrics.nll_per_image(log_probs, self.labels)
             temperature = temperatures.get(ensemble_size or name)
-            found[name] = (
+            measured[name] = (
                 self._row(name, model, info.get(name), log_probs, nlls, ensemble_size, temperature),
                 nlls,
             )
-        return found
+        return measured
 
     def _row(
         self,
@@ -163,15 +164,15 @@ class Evaluator:
         model: nn.Module,
         info: ModelInfo | None,
         log_probs: Tensor,
-        own: Tensor,
+        nlls: Tensor,
         ensemble_size: int,
         temperature: float | None,
     ) -> Row:
         size = self.target
         gap, error = None, None
         if not ensemble_size and size > 1:
-            gap, error = metrics.gap_closed(self.nlls[0].numpy(), own.numpy(), self.nlls[size - 1].numpy())
-        nll_by_size = [each.mean().item() for each in self.nlls]
+            gap, error = metrics.gap_closed(self.nlls[0].numpy(), nlls.numpy(), self.nlls[size - 1].numpy())
+        nll_by_size = [per_image.mean().item() for per_image in self.nlls]
         measured, reliability = _measured(log_probs, self.labels, temperature)
         info = ModelInfo("DE", ensemble_size) if ensemble_size else info or infer_info(model)
         return Row(

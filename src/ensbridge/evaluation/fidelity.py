@@ -191,8 +191,8 @@ def _labelled_verdict(
     change = f"NLL {source_nll:.4f}, {best[0]:.4f} with the best temperature, → {nll:.4f}"
     if mean < CLEAR * error or mean <= 0:
         advice = "train longer, give more images, or raise budget"
-        room = by_size[0] - by_size[-1]
-        if room.mean().item() < CLEAR * standard_error(room) or room.mean().item() <= 0:
+        gain = by_size[0] - by_size[-1]
+        if gain.mean().item() < CLEAR * standard_error(gain) or gain.mean().item() <= 0:
             advice = f"nor is the ensemble itself (NLL {best[-1]:.4f} likewise): give better members"
         return False, (
             f"not worth it: it is not clearly better than the source with a temperature ({change}, a gain of "

@@ -1,23 +1,18 @@
-"""What models answer to a set of images: log-probabilities, in evaluation mode and at least float32."""
+"""What models predict for a set of images: log-probabilities, in evaluation mode and at least float32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from ensbridge.data.loader import ImageSet
-from ensbridge.methods.base import Batch, taps_of
+from ensbridge.methods.base import Batch, feature_names_of
 from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.distributed import Engine
-
-Advance = Callable[[int], None]  # hears how many images a network has just answered
-
-
-def unheard(images: int) -> None:
-    """Tell nobody."""
+from ensbridge.utils.progress import Advance, ignore
 
 
 def predict(
@@ -25,11 +20,12 @@ def predict(
     data: ImageSet,
     batch_size: int = 256,
     engine: Engine | None = None,
-    advance: Advance = unheard,
+    advance: Advance = ignore,
 ) -> Tensor:
     """Log-probabilities (N, K) of a whole set.
 
-    With an `engine` several processes share the batches, and each gets all of the answer.
+    With an `engine` several processes share the batches, and each gets all predictions. `advance` counts
+    images times models.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> predict(net, ImageSet(torch.rand(5, 1, 2, 2))).shape
@@ -44,7 +40,7 @@ def predict_each(
     data: ImageSet,
     batch_size: int = 256,
     engine: Engine | None = None,
-    advance: Advance = unheard,
+    advance: Advance = ignore,
 ) -> dict[str, Tensor]:
     """The same for several models at once: what they have in common, such as a source, runs once a batch."""
     if not models:
@@ -54,28 +50,29 @@ def predict_each(
 
     def run(images: Tensor) -> Tensor:
         answers = predict_batch(models, images)
-        (first, classes), *others = ((name, each.shape[-1]) for name, each in answers.items())
-        for name, own in others:
-            if own != classes:
+        classes = {name: log_probs.shape[-1] for name, log_probs in answers.items()}
+        first = next(iter(classes))
+        for name, count in classes.items():
+            if count != classes[first]:
                 raise ValueError(
-                    f"{first!r} has {classes} classes, {name!r} {own}; compare models of the same"
+                    f"{first!r} has {classes[first]} classes, {name!r} {count}; compare models of the same"
                 )
         return torch.stack(list(answers.values()))
 
-    others = len(data)  # images that other processes answer
+    elsewhere = len(data)  # images that other processes predict
 
-    def heard(images: Tensor) -> Tensor:
-        nonlocal others
+    def run_and_report(images: Tensor) -> Tensor:
+        nonlocal elsewhere
         answers = run(images)
-        others -= len(images)
+        elsewhere -= len(images)
         advance(len(images) * len(models))
         return answers
 
     if engine is None:
-        whole = torch.cat([heard(images) for images, _ in data.batches(batch_size)], dim=1)
+        whole = torch.cat([run_and_report(images) for images, _ in data.batches(batch_size)], dim=1)
     else:
-        whole = engine.in_batches(heard, data, batch_size, dim=1)
-        advance(others * len(models))
+        whole = engine.in_batches(run_and_report, data, batch_size, dim=1)
+        advance(elsewhere * len(models))
     return dict(zip(models, whole, strict=True))
 
 
@@ -85,7 +82,11 @@ def predict_batch(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, 
     A network that is a member or the source of several models runs once, and so does a bridge.
     """
     fast = [model for model in models.values() if type(model) is FastEnsemble]
-    batch = Batch(images, None, taps=taps_of([(Ensemble([each.source]), each.feature) for each in fast]))
+    batch = Batch(
+        images,
+        None,
+        feature_names=feature_names_of([(Ensemble([each.source]), each.feature) for each in fast]),
+    )
     crossed: dict[tuple[nn.Module, Tensor], Tensor] = {}
 
     def call(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
@@ -109,7 +110,7 @@ def predict_by_size(
     data: ImageSet,
     batch_size: int = 256,
     engine: Engine | None = None,
-    advance: Advance = unheard,
+    advance: Advance = ignore,
 ) -> list[Tensor]:
     """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
     return list(predict_each(ensemble.by_size(), data, batch_size, engine, advance).values())

@@ -1,14 +1,14 @@
 """Models on corrupted test images: a row for each model, severity and corruption.
 
 Images are read one corruption and severity at a time. Rows that were measured before, of the same weights,
-temperature and images, are kept in a file, so that a killed run goes on.
+temperature and images, are kept in a file, so that a killed run resumes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from ensbridge.evaluation.scores import CorruptedRow, CorruptedSet, Scores, pars
 from ensbridge.metrics import MetricStream
 from ensbridge.models.ensemble import weights_digest
 from ensbridge.utils.files import open_folder, read_json, write_atomically
-from ensbridge.utils.progress import Stage
+from ensbridge.utils.progress import Advance, Stage, silent
 
 KEPT = "corrupted.jsonl"  # beside a run's scores.json
 
@@ -40,14 +40,14 @@ def measure_corrupted(
     test: ImageSet | tuple[Tensor, Tensor] | None = None,
     keep: Path | str | None = None,
     batch_size: int = 256,
-    stage: Stage | None = None,
+    stage: Stage = silent,
 ) -> tuple[CorruptedRow, ...]:
     """Measure classifiers on a folder of CIFAR-10-C's layout, on the device where they are.
 
     `temperatures`, fitted on clean validation images, are for the calibrated NLL of the models that have
     one. Severities are all of the folder's unless given. The images must be those of `test`, where it is
     given: as many, of the same shape and with the same labels. `keep` is a file for what is measured; with
-    it a run that was killed goes on, and nothing is measured twice. Models are run in evaluation mode.
+    it a run that was killed resumes, and nothing is measured twice. Models are run in evaluation mode.
 
     >>> import tempfile
     >>> import numpy as np
@@ -60,35 +60,35 @@ def measure_corrupted(
     [('one', 1, 'fog', None), ('one', 5, 'fog', None)]
     """
     folder, temperatures = Path(folder), dict(temperatures or {})
-    places = _places(folder, severities, corruptions)
+    conditions = _conditions(folder, severities, corruptions)
     device = _check(models, temperatures)
     clean = None if test is None else as_image_set(test)
     kept = _Kept(None if keep is None else Path(keep))
     weights = {name: _digest(model) for name, model in models.items()}
-    advance: Callable[[int], None] | None = None
-    found: dict[tuple[str, tuple[int, str]], CorruptedRow] = {}
-    for place in places:
-        images = _read(folder, place, clean)
+    advance: Advance | None = None
+    rows: dict[tuple[str, tuple[int, str]], CorruptedRow] = {}
+    for condition in conditions:
+        images = _read(folder, condition, clean)
         if advance is None:
-            total = len(places) * len(models) * len(images)
-            advance = stage("corrupted", total, "images") if stage else lambda steps: None
+            total = len(conditions) * len(models) * len(images)
+            advance = stage("corrupted", total, "images")
         digest = images.fingerprint()
         keys = {name: _Key(weights[name], temperatures.get(name), digest) for name in models}
         new = {name: model for name, model in models.items() if keys[name] not in kept.rows}
         advance((len(models) - len(new)) * len(images))
         measured = _measure(new, images.to(device), temperatures, batch_size, advance)
-        kept.add({keys[name]: CorruptedRow(name, *place, digest, **measured[name]) for name in new})
+        kept.add({keys[name]: CorruptedRow(name, *condition, digest, **measured[name]) for name in new})
         for name, key in keys.items():
             # What has the same images, or the same weights, may have another name.
-            row = replace(kept.rows[key], model=name, severity=place[0], corruption=place[1])
-            found[name, place] = row
-    return tuple(found[name, place] for name in models for place in places)
+            row = replace(kept.rows[key], model=name, severity=condition[0], corruption=condition[1])
+            rows[name, condition] = row
+    return tuple(rows[name, condition] for name in models for condition in conditions)
 
 
 def check_corrupted(folder: Path | str, test: ImageSet | tuple[Tensor, Tensor] | None = None) -> None:
     """Refuse a folder that lacks a corruption, or whose images are not those of a test split."""
-    places = _places(Path(folder), None, CORRUPTIONS)
-    _read(Path(folder), places[0], None if test is None else as_image_set(test))
+    conditions = _conditions(Path(folder), None, CORRUPTIONS)
+    _read(Path(folder), conditions[0], None if test is None else as_image_set(test))
 
 
 def describe_corrupted(folder: Path | str) -> CorruptedSet:
@@ -107,7 +107,7 @@ def add_corrupted(
     test: ImageSet | tuple[Tensor, Tensor] | None = None,
     keep: Path | str | None = None,
     batch_size: int = 256,
-    stage: Stage | None = None,
+    stage: Stage = silent,
 ) -> Scores:
     """The scores with their models measured under corruptions too, at the temperatures of their rows."""
     fitted = {row.model: row.temperature for row in scores.rows if row.model in models}
@@ -124,7 +124,7 @@ def _measure(
     images: ImageSet,
     temperatures: Mapping[str, float],
     batch_size: int,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> dict[str, dict[str, Any]]:
     """The metrics of each model on a set of images."""
     streams = {name: MetricStream(temperature=temperatures.get(name, 1.0)) for name in models}
@@ -133,18 +133,18 @@ def _measure(
         for name, log_probs in predict_batch(models, batch).items():
             streams[name].update(log_probs, labels)
         advance(len(models) * len(batch))
-    found: dict[str, dict[str, Any]] = {}
+    metrics: dict[str, dict[str, Any]] = {}
     for name, stream in streams.items():
-        each = stream.compute()
-        found[name] = {"acc": 100 * each["acc"], **{key: each[key] for key in ("nll", "brier", "ece")}}
-        found[name]["cnll"] = each["cnll"] if name in temperatures else None
-    return found
+        values = stream.compute()
+        metrics[name] = {"acc": 100 * values["acc"], **{key: values[key] for key in ("nll", "brier", "ece")}}
+        metrics[name]["cnll"] = values["cnll"] if name in temperatures else None
+    return metrics
 
 
 # ------------------------------------------------------------------------------------------ what is given
 
 
-def _places(
+def _conditions(
     folder: Path, severities: Sequence[int] | None, corruptions: Sequence[str]
 ) -> list[tuple[int, str]]:
     """Every severity with every corruption, the mildest first; what is not there is said at once."""
@@ -171,8 +171,8 @@ def _severities(folder: Path) -> Sequence[int]:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
-    found = read_json(path) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    manifest = read_json(path) if path.is_file() else {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def _check(models: Mapping[str, nn.Module], temperatures: Mapping[str, float]) -> torch.device:
@@ -188,18 +188,18 @@ def _check(models: Mapping[str, nn.Module], temperatures: Mapping[str, float]) -
     return torch.device(devices.pop() if devices else "cpu")
 
 
-def _read(folder: Path, place: tuple[int, str], clean: ImageSet | None) -> ImageSet:
+def _read(folder: Path, condition: tuple[int, str], clean: ImageSet | None) -> ImageSet:
     """The images of a severity and corruption; those that are not of the test split are refused."""
-    severity, corruption = place
+    severity, corruption = condition
     images = read_corrupted(folder, corruption, severity)
     if clean is None:
         return images
-    own = "give the corrupted images of its own test split"
+    remedy = "give the corrupted images of its own test split"
     if len(images) != len(clean):
-        raise ValueError(f"{folder} has {len(images):,} test images, the run's data {len(clean):,}; {own}")
-    shapes = ["×".join(map(str, each.images.shape[1:])) for each in (images, clean)]
+        raise ValueError(f"{folder} has {len(images):,} test images, the run's data {len(clean):,}; {remedy}")
+    shapes = ["×".join(map(str, data.images.shape[1:])) for data in (images, clean)]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"{folder} has images of {shapes[0]}, the run's data of {shapes[1]}; {own}")
+        raise ValueError(f"{folder} has images of {shapes[0]}, the run's data of {shapes[1]}; {remedy}")
     assert images.labels is not None
     if clean.labels is None:
         raise ValueError("test has no labels; give (images, labels)")
@@ -207,7 +207,9 @@ def _read(folder: Path, place: tuple[int, str], clean: ImageSet | None) -> Image
     if len(differ):
         first = int(differ[0])
         labels = f"image {first} is of class {int(images.labels[first])}"
-        raise ValueError(f"{folder}: {labels}, in the run's data of class {int(clean.labels[first])}; {own}")
+        raise ValueError(
+            f"{folder}: {labels}, in the run's data of class {int(clean.labels[first])}; {remedy}"
+        )
     return images
 
 
@@ -258,7 +260,7 @@ class _Kept:
 
 def _digest(model: nn.Module) -> str:
     """A digest of a model's weights and of the plain settings of its modules, such as a bridge's times."""
-    found = hashlib.sha256(weights_digest(model).encode())
+    digest = hashlib.sha256(weights_digest(model).encode())
     for name, module in model.named_modules():
         plain = {
             key: value
@@ -267,5 +269,5 @@ def _digest(model: nn.Module) -> str:
             and key != "training"
             and (isinstance(value, bool | int | float | str | tuple) or is_dataclass(value))
         }
-        found.update(f"{name} {type(module).__qualname__} {plain!r}".encode())
-    return found.hexdigest()[:16]
+        digest.update(f"{name} {type(module).__qualname__} {plain!r}".encode())
+    return digest.hexdigest()[:16]

@@ -59,7 +59,7 @@ class Recipe:
     train_images: int = 0  # how many there are, where that is known before the data is loaded
     baselines_for: tuple[int, ...] = ()  # sizes of ensembles for ED, EnD² and BN small, besides the target
     figure_members: int = 0  # of the trade-off and the capacity, where they are more than the table's
-    members_together: int = 1  # how many are trained side by side, where a GPU has room for them
+    members_together: int = 1  # how many are trained side by side, where a GPU has the memory
     match_compute: bool = True  # whether baselines get as many epochs as the bridge and its distillation
     on_gpu: bool = True  # whether it is worth a GPU, where there is one
 

@@ -34,13 +34,14 @@ from ensbridge.experiments.plan import Plan
 from ensbridge.experiments.recipe import Recipe, describe
 from ensbridge.experiments.runner import Run
 from ensbridge.experiments.table import STAGES, TABLE_STAGES, experiment_of
-from ensbridge.experiments.threads import Reporter, Silent, one_thread
+from ensbridge.experiments.threads import one_thread
 from ensbridge.experiments.transitions import find_transitions
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.checkpoint import RunFolder
 from ensbridge.training.distributed import Engine, join
 from ensbridge.utils.devices import find_device
 from ensbridge.utils.files import locked, opened_folder, read_json, write_atomically
+from ensbridge.utils.progress import Stage, silent
 
 
 def train_recipe(
@@ -48,14 +49,14 @@ def train_recipe(
     out: Path | str,
     seed: int = 0,
     stages: Sequence[str] = TABLE_STAGES,
-    reporter: Reporter | None = None,
+    progress: Stage = silent,
     device: str = "auto",
     minutes: float | None = None,
 ) -> None:
     """Train the stages of a recipe in the folder `out`, or what is left of them; members come first.
 
     It trains on a GPU where there is one and the recipe is worth it, or on `device`. After so many `minutes`
-    it stops at a checkpoint with `TimeBudgetExceeded`, and goes on when it is called again.
+    it stops at a checkpoint with `TimeBudgetExceeded`, and resumes when it is called again.
     """
     if minutes is not None and not minutes > 0:
         raise ValueError(f"the budget is {minutes:g} minutes; it must be above 0")
@@ -63,7 +64,7 @@ def train_recipe(
     for stage in stages:
         if stage not in STAGES:
             raise ValueError(f"{stage!r} is not a stage; there are: {', '.join(STAGES)}")
-    with _opened(plan, Path(out), seed, reporter or Silent(), True, device) as (run, _):
+    with _opened(plan, Path(out), seed, progress, True, device) as (run, _):
         run.deadline = deadline
         run.train(run.experiment.of_stages(stages))
 
@@ -91,7 +92,7 @@ def _count_images(recipe: Recipe) -> int:
 def evaluate_run(
     out: Path | str,
     plan: Plan | Recipe | None = None,
-    reporter: Reporter | None = None,
+    progress: Stage = silent,
     device: str = "auto",
     corrupted: Path | str | None = None,
     root: Path | None = None,
@@ -99,13 +100,13 @@ def evaluate_run(
     """Measure what is trained in a run folder and write its `scores.json`; also returns what is missing.
 
     The folder names its recipe; `plan` is for recipes of one's own, which no name finds. With a folder of
-    `corrupted` test images the models are measured on those too. `root` is where data sets lie. The
-    `reporter` hears of every image that a network answers.
+    `corrupted` test images the models are measured on those too. `root` is where data sets lie; `progress`
+    counts every image that a network predicts.
     """
     out = Path(out)
     named, seed = read_plan(out)
     plan = replace(named, root=root) if plan is None else plan
-    with _opened(plan, out, seed, reporter or Silent(), False, device) as (run, recipe):
+    with _opened(plan, out, seed, progress, False, device) as (run, recipe):
         if corrupted is not None:
             check_corrupted(corrupted, run.data.test)
         scores, missing = _measure(run, recipe, named, corrupted)
@@ -127,16 +128,14 @@ def check_runs(runs: Sequence[Path | str]) -> None:
     summarise(empty, list(map(str, runs)))
 
 
-def run_recipe(
-    plan: Plan | Recipe, out: Path | str, seed: int = 0, reporter: Reporter | None = None
-) -> Scores:
+def run_recipe(plan: Plan | Recipe, out: Path | str, seed: int = 0, progress: Stage = silent) -> Scores:
     """Train the stages of the table and measure them, or what is left of it."""
-    train_recipe(plan, out, seed, TABLE_STAGES, reporter)
+    train_recipe(plan, out, seed, TABLE_STAGES, progress)
     # Training takes scores away that were measured before it, so these are of all that there is.
     engine, measured = join(), (Path(out) / "scores.json").exists
     if engine.broadcast(measured) if engine else measured():
         return read_scores(out)
-    return evaluate_run(out, plan, reporter)[0]
+    return evaluate_run(out, plan, progress)[0]
 
 
 def choose_device(name: str, recipe: Recipe) -> torch.device:
@@ -148,7 +147,7 @@ def choose_device(name: str, recipe: Recipe) -> torch.device:
 
 @contextmanager
 def _opened(
-    plan: Plan | Recipe, out: Path, seed: int, reporter: Reporter, train: bool, device: str
+    plan: Plan | Recipe, out: Path, seed: int, progress: Stage, train: bool, device: str
 ) -> Iterator[tuple[Run, Recipe]]:
     """A run in its folder, which is kept for this process, or for all processes of the run."""
     engine = join()
@@ -157,7 +156,7 @@ def _opened(
         place = choose_device(device, recipe)
         place = engine.start(place) if engine else place
         folder, data = _open(plan, recipe, out, seed, train, place, engine)
-        run = Run(experiment_of(recipe, seed), folder, seed, data, reporter, place, engine=engine)
+        run = Run(experiment_of(recipe, seed), folder, seed, data, progress, place, engine=engine)
 
         def lock() -> None:
             held.enter_context(locked(run.folder))
@@ -207,7 +206,7 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
     figures = any(model.table != "rows" for model in models)
     ensemble = trained_ensemble(run, recipe, recipe.most_members if figures else recipe.members)
     images = len(run.data.test) + len(run.data.val)
-    advance = run.reporter.stage("evaluate", (len(ensemble) + len(models)) * images, "images")
+    advance = run.progress("evaluate", (len(ensemble) + len(models)) * images, "images")
     evaluator = Evaluator(
         ensemble,
         run.data.test,
@@ -234,7 +233,7 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
     )
     kept = run.folder / KEPT
     if corrupted is not None and run.is_first:
-        everything, data, stage = {**ensembles, **rows.models}, run.data.test, run.reporter.stage
+        everything, data, stage = {**ensembles, **rows.models}, run.data.test, run.progress
         scores = add_corrupted(scores, everything, corrupted, test=data, keep=kept, stage=stage)
     elif kept.exists():
         missing.append(f"corruptions (--corrupted brings them back from {kept})")

@@ -19,20 +19,14 @@ from ensbridge.data.loader import ImageSet
 from ensbridge.evaluation.scores import Curve, parse_curve
 from ensbridge.experiments.jobs import CurveSpec, Experiment, Job, by_group
 from ensbridge.experiments.recipe import build
-from ensbridge.experiments.threads import WORKERS, Reporter, Work, side_by_side
+from ensbridge.experiments.threads import WORKERS, Work, side_by_side
 from ensbridge.methods.base import AbstractMethod, JointTraining
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.training.config import FitConfig, derive_seed
 from ensbridge.training.distributed import Engine
-from ensbridge.training.fit import (
-    IncompleteRun,
-    Progress,
-    TimeBudgetExceeded,
-    fit,
-    load_trained,
-    seems_finished,
-)
+from ensbridge.training.fit import IncompleteRun, TimeBudgetExceeded, fit, load_trained, seems_finished
 from ensbridge.utils.files import read_file
+from ensbridge.utils.progress import Advance, Stage, StepCallback, silent
 
 CPU = torch.device("cpu")
 Network = TypeVar("Network", bound=nn.Module)
@@ -46,7 +40,7 @@ class Run:
     folder: Path
     seed: int
     data: Splits
-    reporter: Reporter
+    progress: Stage = silent
     device: torch.device = CPU
     deadline: float | None = None  # of time.monotonic(), when training stops at a checkpoint
     engine: Engine | None = None  # of several processes that run it together
@@ -111,26 +105,26 @@ class Run:
         """Train jobs that follow each other's needs, or what is left of them."""
         for name, group in by_group(jobs):
             steps = sum(job.total_steps(len(self.data.train)) for job in group)
-            advance = self.reporter.stage(name, steps)
+            advance = self.progress(name, steps)
             if self.engine and all(job.independent for job in group):
-                self._train_apart(group, advance)
+                self._train_independently(group, advance)
                 continue
             # One method fills a GPU; several processes must take the same steps in the same order.
             workers = WORKERS if self.device.type == "cpu" and self.engine is None else 1
-            side_by_side([self._work(lane) for lane in _lanes(group)], advance, workers)
+            side_by_side([self._work(chain) for chain in _chains(group)], advance, workers)
 
-    def _work(self, lane: Sequence[Job]) -> Work:
+    def _work(self, chain: Sequence[Job]) -> Work:
         """Work of a thread: jobs one after the other."""
 
-        def work(progress: Progress) -> None:
+        def work(progress: StepCallback) -> None:
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)  # of this thread
-            for job in lane:
+            for job in chain:
                 self._train(job, progress)
 
         return work
 
-    def _train(self, job: Job, progress: Progress) -> None:
+    def _train(self, job: Job, progress: StepCallback) -> None:
         if not self.is_finished(job):
             (self.folder / "scores.json").unlink(missing_ok=True)  # which were measured without it
         methods = self._built(job)
@@ -146,19 +140,20 @@ class Run:
         with self._lock:
             self._finished[job.folder] = methods
 
-    def _train_apart(self, jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
+    def _train_independently(self, jobs: Sequence[Job], advance: Advance) -> None:
         """Train jobs that know nothing of each other, each process its share; then load the others'."""
         engine = self.engine
         assert engine
-        own = jobs[engine.rank :: engine.size]
+        own_jobs = jobs[engine.rank :: engine.size]
         alone = replace(self, engine=None)
 
-        def heard(steps: int) -> None:
+        def advance_and_check(steps: int) -> None:
             engine.check_peers()
             advance(steps)
 
         engine.run_independently(
-            lambda: side_by_side([alone._work([job]) for job in own], heard, 1), late=TimeBudgetExceeded
+            lambda: side_by_side([alone._work([job]) for job in own_jobs], advance_and_check, 1),
+            late=TimeBudgetExceeded,
         )
         for job in jobs:
             self._finished.pop(job.folder, None)  # the dictionary is shared with `alone`
@@ -168,7 +163,7 @@ class Run:
                 raise ValueError(
                     f"{error} where another process trained it; give an --out that all machines share"
                 ) from error
-            if job not in own:
+            if job not in own_jobs:
                 advance(job.total_steps(len(self.data.train)))
 
     def _load(self, job: Job) -> None:
@@ -191,8 +186,8 @@ class Run:
 
     def curves(self) -> tuple[Curve, ...]:
         """The training curves of what is finished."""
-        found = [self._curve(spec) for spec in self.experiment.curves]
-        return tuple(curve for curve in found if curve is not None)
+        curves = [self._curve(spec) for spec in self.experiment.curves]
+        return tuple(curve for curve in curves if curve is not None)
 
     def _curve(self, spec: CurveSpec) -> Curve | None:
         if not self.is_finished(self.experiment.job(spec.folder)):
@@ -215,14 +210,14 @@ class Run:
         return None
 
 
-def _lanes(jobs: Sequence[Job]) -> list[list[Job]]:
+def _chains(jobs: Sequence[Job]) -> list[list[Job]]:
     """Jobs by what can be trained side by side: one that needs another of them follows it."""
-    lanes: list[list[Job]] = []
+    chains: list[list[Job]] = []
     for job in jobs:
-        before = [lane for lane in lanes if any(other.folder in job.needs for other in lane)]
-        lanes = [lane for lane in lanes if lane not in before]
-        lanes.append([*(other for lane in before for other in lane), job])
-    return lanes
+        before = [chain for chain in chains if any(other.folder in job.needs for other in chain)]
+        chains = [chain for chain in chains if chain not in before]
+        chains.append([*(other for chain in before for other in chain), job])
+    return chains
 
 
 def seeded(config: FitConfig, seed: int, *parts: str | int) -> FitConfig:

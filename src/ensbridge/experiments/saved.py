@@ -11,10 +11,10 @@ from ensbridge.data.digits import Splits
 from ensbridge.deploy.saving import load
 from ensbridge.evaluation.evaluate import Evaluator, environment, infer_info
 from ensbridge.evaluation.scores import Scores
-from ensbridge.experiments.threads import Reporter, Silent
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.devices import find_device
+from ensbridge.utils.progress import Stage, silent
 
 BATCH = 500
 
@@ -23,7 +23,7 @@ def evaluate_saved(
     model: str,
     data: str,
     root: Path | str | None = None,
-    reporter: Reporter | None = None,
+    progress: Stage = silent,
     device: str = "auto",
 ) -> Scores:
     """The scores of a saved model and of its source alone on the test images of a data set.
@@ -38,7 +38,7 @@ def evaluate_saved(
     place = find_device(chosen)
     fast, splits = fast.to(place), Splits(*(part.to(place) for part in splits))
     source = Ensemble([fast.source])
-    advance = (reporter or Silent()).stage("evaluate", 2 * (len(splits.test) + len(splits.val)), "images")
+    advance = progress("evaluate", 2 * (len(splits.test) + len(splits.val)), "images")
     evaluator = Evaluator(source, splits.test, splits.val, batch_size=BATCH, advance=advance)
     rows = evaluator.measure({"DE-1": source, model: fast}, {model: infer_info(fast)})
     names = fast.class_names or tuple(map(str, range(evaluator.classes)))

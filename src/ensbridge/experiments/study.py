@@ -25,10 +25,10 @@ from ensbridge.experiments.recipe import Recipe
 from ensbridge.experiments.run import NamedModels, build_models, choose_device, read_plan
 from ensbridge.experiments.runner import Run
 from ensbridge.experiments.table import experiment_of
-from ensbridge.experiments.threads import Silent, one_thread
+from ensbridge.experiments.threads import one_thread
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.utils.files import locked, open_folder, write_atomically
-from ensbridge.utils.progress import progress_bars
+from ensbridge.utils.progress import progress_bars, silent
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def run_study(
     data = Splits(*(part.to(place) for part in data))
     members = None if members is None else members.to(place).eval()
     with one_thread(), locked(folder), progress_bars(quiet) as bars:
-        run = Run(experiment, folder, seed, data, bars, place, members=members)
+        run = Run(experiment, folder, seed, data, bars.stage, place, members=members)
         run.train(experiment.jobs)
         reference = trained_ensemble(run, recipe, recipe.members) if members is None else members
         models = build_models(run, experiment.models, "rows", recipe.target)
@@ -138,7 +138,7 @@ def open_run(folder: Path | str, device: str = "auto") -> tuple[Run, Recipe]:
     recipe = plan.recipe()
     place = choose_device(device, recipe)
     data = Splits(*(part.to(place) for part in recipe.load()))
-    return Run(experiment_of(recipe, seed), folder, seed, data, Silent(), place), recipe
+    return Run(experiment_of(recipe, seed), folder, seed, data, silent, place), recipe
 
 
 def _number(path: Path) -> int:

@@ -33,7 +33,7 @@ class Batch:
     """A batch of training images with the randomness of its step.
 
     Each network runs once, whichever methods and ensembles ask for it, and without gradients.
-    `taps` names the features to keep of each network; `runners` are compiled passes, if any.
+    `feature_names` names the features to keep of each network; `runners` are compiled passes, if any.
 
     >>> ensemble = Ensemble([nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)])
     >>> batch = Batch(torch.rand(5, 1, 2, 2), None)
@@ -44,7 +44,7 @@ class Batch:
     images: Tensor  # (B, C, H, W)
     labels: Tensor | None  # (B,)
     generator: torch.Generator | None = None
-    taps: Mapping[nn.Module, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    feature_names: Mapping[nn.Module, tuple[str, ...]] = field(default_factory=dict, repr=False)
     runners: Mapping[nn.Module, Runner] = field(default_factory=dict, repr=False)
     _seen: dict[nn.Module, dict[str | None, Tensor]] = field(default_factory=dict, repr=False)
 
@@ -61,7 +61,7 @@ class Batch:
         """What `forward_with_features` gives for the batch's images, from one pass whoever asks."""
         seen = self._seen.setdefault(network, {})  # its logits under None, its features under their names
         if not {None, *features} <= seen.keys():
-            names = self.taps.get(network, features)
+            names = self.feature_names.get(network, features)
             # Each has images of its own: a network may well work in place.
             run = self.runners.get(network, lambda own: forward_with_features(network, own.clone(), *names))
             with torch.no_grad():
@@ -70,20 +70,20 @@ class Batch:
         return tuple(seen[name] for name in (None, *features))
 
 
-def taps_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, ...]]:
+def feature_names_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, ...]]:
     """Every network that the teachers run, with the features that are read of it.
 
     >>> ensemble = Ensemble([nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)])
-    >>> list(taps_of([(ensemble, "1"), (ensemble, None), (ensemble.first(1), "0")]).values())
+    >>> list(feature_names_of([(ensemble, "1"), (ensemble, None), (ensemble.first(1), "0")]).values())
     [('1', '0'), ()]
     """
-    taps: dict[nn.Module, tuple[str, ...]] = {}
+    feature_names: dict[nn.Module, tuple[str, ...]] = {}
     for ensemble, feature in teachers:
         for member in ensemble.members:
-            taps.setdefault(member, ())
-        if feature is not None and feature not in taps[ensemble.source]:
-            taps[ensemble.source] += (feature,)
-    return taps
+            feature_names.setdefault(member, ())
+        if feature is not None and feature not in feature_names[ensemble.source]:
+            feature_names[ensemble.source] += (feature,)
+    return feature_names
 
 
 @dataclass(frozen=True)

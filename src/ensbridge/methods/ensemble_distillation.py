@@ -29,7 +29,7 @@ def distillation_loss(logits_BK: Tensor, teachers_MBK: Tensor, tau: float) -> Te
 
 
 class EnsembleDistillation(AbstractMethod):
-    """A student of a single network's cost, taught by the ensemble without labels.
+    """A student of a single network's cost, distilled from the ensemble without labels.
 
     >>> import torch
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(3)]

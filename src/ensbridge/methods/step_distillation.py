@@ -31,8 +31,8 @@ class StepDistillation(AbstractMethod):
 
     mode="direct": one step from t = 1; the loss mixes, with `weight` on the first, the teacher's sample and
     the true ensemble logit. mode="progressive": Z_t is drawn on the bridge at a time of the student's grid
-    (the batch shares it), the teacher walks to the grid's next time, and the student's target is the score
-    that gets there in one step; `weight` is not used.
+    (the batch shares it), the teacher is sampled to the grid's next time, and the student's target is the
+    score that gets there in one step; `weight` is not used.
 
     >>> from ensbridge.models.ensemble import Ensemble
     >>> from ensbridge.models import ResNet, ScoreNet

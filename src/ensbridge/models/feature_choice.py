@@ -1,4 +1,4 @@
-"""Where bridges read a source: every feature that it has, and the earliest that leaves room for them."""
+"""Where bridges read a source: every feature that it has, and the earliest whose bridges fit the budget."""
 
 from __future__ import annotations
 

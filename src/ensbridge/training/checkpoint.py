@@ -101,13 +101,13 @@ class RunFolder:
             if not isinstance(there, dict):
                 raise ValueError(f"{config} holds no configuration; choose another folder")
             both = upgrade(there), wanted
-            old, new = ({k: v for k, v in each.items() if k not in ignore} for each in both)
+            old, new = ({k: v for k, v in config.items() if k not in ignore} for config in both)
             if difference := first_difference(old, new):
                 raise ValueError(
                     f"{self.path} was made with another configuration ({difference}); "
                     "choose another folder, or delete this one to begin anew"
                 )
-        elif any(found for pattern in OUTPUTS for found in self.path.glob(pattern)):
+        elif any(True for pattern in OUTPUTS for _ in self.path.glob(pattern)):
             raise ValueError(f"{self.path} holds results without their config.json; choose another folder")
         else:
             self.describe(wanted)
@@ -131,7 +131,7 @@ class RunFolder:
         save_checkpoint(newest, tensors, metadata)
         self._saved = time.monotonic()
         self._took = self._saved - begun
-        # Those of later steps are damaged, or this run would have gone on from them.
+        # Those of later steps are damaged, or this run would have resumed from them.
         kept = [path for path in self._checkpoints() if path <= newest][-KEEP:]
         for path in set(self._checkpoints()) - set(kept):
             path.unlink()
@@ -146,7 +146,7 @@ class RunFolder:
             try:
                 return Checkpoint(*load_checkpoint(path, most), path)
             except ValueError as error:
-                warnings.warn(f"{error}; going on from the one before it", stacklevel=2)
+                warnings.warn(f"{error}; resuming from the one before it", stacklevel=2)
         return None
 
     def log(self, line: Mapping[str, Any]) -> None:
@@ -173,14 +173,7 @@ class RunFolder:
         return step
 
 
-class _Absent:
-    """Stands for a value that is not there, as a switch that is off may be."""
-
-    def __repr__(self) -> str:
-        return "left alone"
-
-
-_ABSENT = _Absent()
+_ABSENT = object()  # stands for a value that is not there, as a switch that is off may be
 
 
 def first_difference(there: Any, here: Any, name: str = "") -> str | None:
@@ -194,9 +187,10 @@ def first_difference(there: Any, here: Any, name: str = "") -> str | None:
     if isinstance(there, dict) and isinstance(here, dict):
         for key in [*there, *(key for key in here if key not in there)]:
             inner = f"{name}.{key[:60]}" if name else key[:60]
-            if found := first_difference(there.get(key, _ABSENT), here.get(key, _ABSENT), inner):
-                return found
+            if difference := first_difference(there.get(key, _ABSENT), here.get(key, _ABSENT), inner):
+                return difference
         return None
     if there == here:
         return None
-    return f"{name} is {short(there)} there and {short(here)} here"
+    there, here = ("left alone" if value is _ABSENT else short(value) for value in (there, here))
+    return f"{name} is {there} there and {here} here"

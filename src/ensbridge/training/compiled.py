@@ -2,7 +2,7 @@
 
 A small network on a fast GPU is bound by Python: captured, a whole step is one launch. Its kernels are too
 small to fill the GPU, so much runs beside each other: while a step trains, the next batch is drawn and its
-teachers answer, each teacher on a stream of its own, and so do methods that are trained together.
+teachers run, each teacher on a stream of its own, and so do methods that are trained together.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from torch import Tensor, nn
 
 from ensbridge.methods.base import Batch, JointTraining, Runner
 from ensbridge.models.features import FeatureExtractor
-from ensbridge.training.step import AbstractStep, draw_batch, in_precision, step_seed
+from ensbridge.training.step import AbstractStep, draw_batch, in_precision, step_seed, total_loss
 
 Result = TypeVar("Result")
 
 
 class Fetched(NamedTuple):
-    """A batch and what the teachers say of it."""
+    """A batch and the teachers' outputs for it."""
 
     images: Tensor
     labels: Tensor | None
-    answers: Mapping[nn.Module, tuple[Tensor, ...]]  # each network's logits, then its features
+    outputs: Mapping[nn.Module, tuple[Tensor, ...]]  # each network's logits, then its features
 
     def tensors(self) -> list[Tensor]:
         """All of it in one list."""
         given = [] if self.labels is None else [self.labels]
-        return [self.images, *given, *(each for answer in self.answers.values() for each in answer)]
+        return [self.images, *given, *(tensor for output in self.outputs.values() for tensor in output)]
 
     def clone(self) -> Fetched:
         """The same in memory of its own."""
-        answers = {net: tuple(each.clone() for each in answer) for net, answer in self.answers.items()}
-        return Fetched(self.images.clone(), None if self.labels is None else self.labels.clone(), answers)
+        outputs = {net: tuple(tensor.clone() for tensor in output) for net, output in self.outputs.items()}
+        return Fetched(self.images.clone(), None if self.labels is None else self.labels.clone(), outputs)
 
 
 class CompiledStep(AbstractStep):
-    """Steps of networks that Inductor compiled, without a look at what they gave until a span's end.
+    """Steps of networks that Inductor compiled, whose results are read at the end of a span only.
 
     What changes between steps lives in tensors: image indices, rate, the average's share. A step whose loss
     or gradient is not finite leaves the weights alone; it is reported at the end of its span. Random draws
@@ -50,7 +50,7 @@ class CompiledStep(AbstractStep):
     """
 
     stride = 100
-    found: Sequence[tuple[nn.Module, Callable[..., Any] | None]] = ()  # networks, and how they were called
+    compiled: Sequence[tuple[nn.Module, Callable[..., Any] | None]] = ()  # networks, and how they were called
 
     @property
     def bf16(self) -> bool:
@@ -66,24 +66,24 @@ class CompiledStep(AbstractStep):
         self.refused = torch.zeros((), device=device)
         self.sums: dict[str, Tensor] = {}
         self.drawing = torch.Generator(device)  # makes the next batch
-        self.generator = torch.Generator(device)  # goes on where the drawing of this batch ended
-        self.fetching, self.teaching, self.training = (_Beside(device) for _ in range(3))
+        self.generator = torch.Generator(device)  # continues where the drawing of this batch ended
+        self.fetching, self.teaching, self.training = (_Streams(device) for _ in range(3))
         self.compile()
         self.held = self.fetch().clone()
         self.held_step = -1
         self.record()
-        self._look()
+        self._read_sums()
 
     def compile(self) -> None:
         """Have the networks compiled when they run first."""
         _set_up_compiler()
-        self.found = [(network, network._compiled_call_impl) for network in self.method.networks()]
-        for network, _ in self.found:
+        self.compiled = [(network, network._compiled_call_impl) for network in self.method.networks()]
+        for network, _ in self.compiled:
             network.compile(dynamic=False)
         self.runners: dict[nn.Module, Runner] = {}
-        for network, features in self.taps.items():
-            own = in_bf16(network) if self.bf16 else copy.deepcopy(network)
-            self.runners[network] = torch.compile(FeatureExtractor(own, *features), dynamic=False)
+        for network, features in self.feature_names.items():
+            teacher = in_bf16(network) if self.bf16 else copy.deepcopy(network)
+            self.runners[network] = torch.compile(FeatureExtractor(teacher, *features), dynamic=False)
 
     def record(self) -> None:
         """Run a step as all will run."""
@@ -91,7 +91,7 @@ class CompiledStep(AbstractStep):
         self.launch: Callable[[], None] = self.step
 
     def run(self, start: int, stop: int) -> dict[str, float]:
-        """Run a span of steps and look once at what they gave."""
+        """Run a span of steps and read their losses once."""
         indices = torch.stack([self.config.indices(len(self.data), step) for step in range(start, stop + 1)])
         indices = indices.to(self.indices.device)
         if self.held_step != start:
@@ -105,7 +105,7 @@ class CompiledStep(AbstractStep):
                 decay.fill_(value)
             self.launch()
         self.held_step = stop
-        sums, refused = self._look()
+        sums, refused = self._read_sums()
         if refused:
             wrong = [name for name, value in sums.items() if name != "loss" and not math.isfinite(value)]
             named = f" of {', '.join(wrong)}" if wrong else ""
@@ -113,8 +113,8 @@ class CompiledStep(AbstractStep):
         return sums
 
     def close(self) -> None:
-        """Forget the compiled networks and what the optimisers were told."""
-        for network, call in self.found:
+        """Restore the networks and the optimisers as they were."""
+        for network, call in self.compiled:
             network._compiled_call_impl = call
         for optimizer, _ in self.optimizers.parts.values():
             vars(optimizer).pop("found_inf", None)
@@ -124,7 +124,7 @@ class CompiledStep(AbstractStep):
         (fetched,) = self.fetching.start([self.fetch])
         with in_precision(self.held.images, self.bf16):
             losses = self._losses(self.held)
-        loss = torch.stack(list(losses.values())).sum()
+        loss = total_loss(losses)
         self.optimizers.zero_grad()
         loss.backward()
         self.training.join()  # the backward pass runs where the forward pass ran
@@ -135,19 +135,19 @@ class CompiledStep(AbstractStep):
             self.optimizers.step()
         self.average.update(self.decays)
         self.refused += bad
-        for name, each in losses.items():
-            self.sums.setdefault(name, torch.zeros_like(each.detach())).add_(each.detach())
+        for name, value in losses.items():
+            self.sums.setdefault(name, torch.zeros_like(value.detach())).add_(value.detach())
         self.fetching.join()
         self.hold(fetched)
 
     def fetch(self) -> Fetched:
-        """The batch of the images at `indices`, with the teachers' answers."""
-        batch = draw_batch(self.data, self.config, self.indices, self.drawing, self.taps)
+        """The batch of the images at `indices`, with the teachers' outputs."""
+        batch = draw_batch(self.data, self.config, self.indices, self.drawing, self.feature_names)
         with torch.no_grad(), in_precision(batch.images, self.bf16):
             passes = [lambda run=run: run(batch.images) for run in self.runners.values()]
-            answers = self.teaching.start(passes)
+            outputs = self.teaching.start(passes)
         self.teaching.join()
-        return Fetched(batch.images, batch.labels, dict(zip(self.runners, answers, strict=True)))
+        return Fetched(batch.images, batch.labels, dict(zip(self.runners, outputs, strict=True)))
 
     def hold(self, fetched: Fetched) -> None:
         """Make this the batch of the next step."""
@@ -156,9 +156,9 @@ class CompiledStep(AbstractStep):
 
     def _losses(self, held: Fetched) -> dict[str, Tensor]:
         known: dict[nn.Module, Runner] = {
-            network: lambda _, answer=answer: answer for network, answer in held.answers.items()
+            network: lambda _, output=output: output for network, output in held.outputs.items()
         }
-        batch = Batch(held.images, held.labels, self.generator, self.taps, known)
+        batch = Batch(held.images, held.labels, self.generator, self.feature_names, known)
         if not isinstance(self.method, JointTraining):
             return self.method.losses(batch)
         methods = self.method.methods
@@ -171,12 +171,12 @@ class CompiledStep(AbstractStep):
         self.indices.copy_(indices)
         self.drawing.manual_seed(step_seed(self.config, step))
 
-    def _look(self) -> tuple[dict[str, float], float]:
-        """The losses' sums and how many steps were refused since the last look."""
-        found = {name: each.item() for name, each in self.sums.items()}, self.refused.item()
-        for each in (*self.sums.values(), self.refused):
-            each.zero_()
-        return found
+    def _read_sums(self) -> tuple[dict[str, float], float]:
+        """The losses' sums and how many steps were refused since the last call."""
+        sums = {name: value.item() for name, value in self.sums.items()}, self.refused.item()
+        for value in (*self.sums.values(), self.refused):
+            value.zero_()
+        return sums
 
 
 class CapturedStep(CompiledStep):
@@ -206,7 +206,7 @@ class CapturedStep(CompiledStep):
         self.launch = graph.replay
 
 
-class _Beside:
+class _Streams:
     """Runs functions on a stream each; on the CPU one after the other."""
 
     def __init__(self, device: torch.device) -> None:

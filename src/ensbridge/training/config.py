@@ -140,7 +140,7 @@ class PerMemberShuffle(FitConfig):
 def describe_config(config: FitConfig) -> dict[str, Any]:
     """What of a configuration decides the result; how often it is saved and logged does not.
 
-    A switch that came later is left out where it is off, so that runs begun before it go on.
+    A switch that came later is left out where it is off, so that runs begun before it resume.
 
     >>> found = describe_config(FitConfig(epochs=1, batch_size=2, lr=0.1))
     >>> "log_every" in found, "cutmix" in found["augment"]

@@ -13,7 +13,8 @@ from ensbridge.methods.base import JointTraining
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.step_distillation import StepDistillation, halved
 from ensbridge.training.config import FitConfig
-from ensbridge.training.fit import Progress, fit
+from ensbridge.training.fit import fit
+from ensbridge.utils.progress import StepCallback
 
 Train = ImageSet | Tensor | tuple[Tensor, Tensor]
 Mode = Literal["direct", "progressive"]
@@ -27,14 +28,14 @@ def distill_steps(
     *,
     mode: Mode | None = None,
     weight: float = 0.5,
-    progress: Progress | None = None,
+    progress: StepCallback | None = None,
 ) -> DiffusionBridge:
     """Distil a trained bridge to one step; the teacher is left as it is.
 
     mode="direct" goes there at once, with `weight` on the teacher's sample and the rest on the true
     ensemble; mode="progressive" halves the steps stage by stage (5 → 3 → 2 → 1), each stage trained by
     `config` and started from the last. Without `mode` the bridge's own configuration decides. With
-    `run_dir` each stage has a folder of its own in it, and the work goes on when run again.
+    `run_dir` each stage has a folder of its own in it, and a killed run resumes.
 
     >>> import torch
     >>> from ensbridge import Ensemble
@@ -57,7 +58,7 @@ def distill_together(
     run_dir: Path | str | None = None,
     mode: Mode | None = None,
     weight: float = 0.5,
-    progress: Progress | None = None,
+    progress: StepCallback | None = None,
 ) -> dict[str, DiffusionBridge]:
     """`distill_steps` for several bridges side by side, whose teachers' passes are shared."""
     current = dict(bridges)

@@ -74,7 +74,7 @@ def join() -> Engine | None:
 
 @contextmanager
 def rank_zero_only() -> Iterator[bool]:
-    """Whether this process is the one that speaks; of an error all processes together say one sentence."""
+    """Whether this process is the one that prints; of an error all processes together print one sentence."""
     world = find_world()
     if world is None:
         yield True
@@ -97,14 +97,14 @@ class Engine:
     """One of several processes: what it does with the others, through Lightning Fabric.
 
     Values that every process must agree on are exchanged by collective operations, which all processes reach
-    in the same order. Errors and the end of long work are told through the store, which waits for nobody.
+    in the same order. Errors and the end of long work go through the store, which waits for nobody.
     """
 
     def __init__(self, world: World) -> None:
         self.world, self.rank, self.size, self.first = world, world.rank, world.size, world.rank == 0
         self.device = torch.device("cpu")
         self.failed_first = False  # whether it is this process's error that stopped all
-        self._heard = False
+        self._error_known = False
         self._meetings, self._checked = 0, 0.0
         self._fabric: Any = None
         self._store = _rendezvous()
@@ -112,7 +112,7 @@ class Engine:
     def start(self, device: torch.device) -> torch.device:
         """Get ready to work on a kind of device; the answer is this process's own."""
         world, fabric = self.world, _find_fabric()
-        self.device = _own_device(world, device)
+        self.device = _local_device(world, device)
         if self._fabric:
             return self.device
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -182,7 +182,9 @@ class Engine:
                 "processes were given other data or configurations than the first; make them the same"
             )
         state = student.state_dict()
-        student.load_state_dict(self.broadcast(lambda: {name: each.cpu() for name, each in state.items()}))
+        student.load_state_dict(
+            self.broadcast(lambda: {name: tensor.cpu() for name, tensor in state.items()})
+        )
 
     def in_batches(self, run: Callable[[Tensor], Tensor], data: ImageSet, size: int, dim: int = 0) -> Tensor:
         """`run` of every batch, joined along `dim`, to the bit as one process would.
@@ -217,14 +219,14 @@ class Engine:
     def wait(self, word: str = "") -> list[str]:
         """Wait until every process has come here, however long it takes; what each of them says."""
         self._meetings += 1
-        place = f"meeting/{self._meetings}"
-        keys = [f"{place}/{rank}" for rank in range(self.size)]
+        prefix = f"meeting/{self._meetings}"
+        keys = [f"{prefix}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], word)
         self._until(lambda: self._store.check(keys))
         words = [self._store.get(key).decode() for key in keys]
-        seen = self._store.add(f"{place}/seen", 1)
+        seen = self._store.add(f"{prefix}/seen", 1)
         if self.first:  # its end may be the store's
-            self._until(lambda: self._store.add(f"{place}/seen", 0) == self.size or seen == self.size)
+            self._until(lambda: self._store.add(f"{prefix}/seen", 0) == self.size or seen == self.size)
         return words
 
     def check_peers(self) -> None:
@@ -255,25 +257,25 @@ class Engine:
             sentence = f"process {self.rank} of {self.size} stopped: {str(error) or type(error).__name__}"
             if lost:
                 sentence = "another process of the run ended or did not answer; run the same command again"
-                self._hear(seconds=5)
-            told = self._tell(sentence)
-            self.failed_first = told == sentence and not (lost and self._heard)
+                self._wait_for_error(seconds=5)
+            first_error = self._publish_error(sentence)
+            self.failed_first = first_error == sentence and not (lost and self._error_known)
             if lost:
-                raise StoppedElsewhere(told) from error
+                raise StoppedElsewhere(first_error) from error
             raise
 
-    def _hear(self, seconds: float) -> None:
+    def _wait_for_error(self, seconds: float) -> None:
         """Give the process that failed the time to say why."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._heard:
+        while time.monotonic() < end and not self._error_known:
             try:
-                self._heard = self._store.check(["error"])
+                self._error_known = self._store.check(["error"])
             except RuntimeError:  # the store is gone too
                 return
             time.sleep(0.05)
 
-    def _tell(self, sentence: str) -> str:
-        """Say why this process stops; the answer is what was said first."""
+    def _publish_error(self, sentence: str) -> str:
+        """Publish why this process stops, unless another did so first; returns the first error of all."""
         try:
             return self._store.compare_set("error", "", sentence).decode()
         except RuntimeError:
@@ -292,7 +294,7 @@ class _Wrapped(nn.Module):
         return losses()
 
 
-def _own_device(world: World, device: torch.device) -> torch.device:
+def _local_device(world: World, device: torch.device) -> torch.device:
     if device.type != "cuda":
         return device
     if (count := torch.cuda.device_count()) < world.local_size:
@@ -300,9 +302,9 @@ def _own_device(world: World, device: torch.device) -> torch.device:
             f"{world.local_size} processes were started here and torch sees {count} GPUs; "
             "start one for each GPU, or give --device cpu"
         )
-    own = torch.device("cuda", world.local_rank)
-    torch.cuda.set_device(own)
-    return own
+    local = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(local)
+    return local
 
 
 def _find_fabric() -> Any:

@@ -1,10 +1,9 @@
-"""`fit`: one flat loop that can be killed at any step and goes on when run again."""
+"""`fit`: one flat loop that can be killed at any step and resumes."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,20 +11,16 @@ import torch
 from torch import Tensor
 
 from ensbridge.data.loader import ImageSet, as_image_set
-from ensbridge.methods.base import AbstractTrainable, Batch, taps_of
+from ensbridge.methods.base import AbstractTrainable, Batch, feature_names_of
 from ensbridge.training.checkpoint import Checkpoint, RunFolder, checkpoint_path
 from ensbridge.training.config import FitConfig, describe_config
 from ensbridge.training.distributed import Engine
-from ensbridge.training.distributed_step import SharedStep
 from ensbridge.training.ema import Average
 from ensbridge.training.optimizers import Configs, Optimizers, shared_config
 from ensbridge.training.state import State, max_bytes, read_step, trained_weights
-from ensbridge.training.step import AbstractStep
+from ensbridge.training.step import AbstractStep, EagerStep
 from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
-
-Progress = Callable[[int, int, float], None]
-"""Called as progress(step, total_steps, loss), after each step or, on a GPU, each span of them; once, with a
-loss of nan, where an earlier run had done everything."""
+from ensbridge.utils.progress import StepCallback
 
 
 class IncompleteRun(ValueError):
@@ -50,13 +45,13 @@ def fit(
     train: ImageSet | Tensor | tuple[Tensor, Tensor],
     config: Configs,
     run_dir: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: StepCallback | None = None,
     *,
     step: StepKind | None = None,
     deadline: float | None = None,
     engine: Engine | None = None,
 ) -> FitResult:
-    """Train a method's student in place; on a folder that holds a part of the run, go on from there.
+    """Train a method's student in place; a folder that holds a part of the run is resumed.
 
     Killed at any moment and run again, it ends on the CPU with the same weights to the bit. The student is
     left in evaluation mode, with its averaged weights where the method asks for an average. The methods of a
@@ -77,8 +72,8 @@ def fit(
     >>> fit(DeepEnsemble([net]), data, FitConfig(epochs=4, batch_size=8, lr=0.1)).steps
     16
     """
-    data, own = as_image_set(train), shared_config(method, config)
-    total = own.total_steps(len(data))
+    data, shared = as_image_set(train), shared_config(method, config)
+    total = shared.total_steps(len(data))
     _try_teachers(method, data)
     kinds = step_kinds(step, data.images.device) if engine is None else _only_eager(step)
     student = method.student.train()
@@ -95,25 +90,25 @@ def fit(
         folder = None if run_dir is None else RunFolder(run_dir, described)
         return folder.newest(max_bytes(student, average)) if folder else None
 
-    found = engine.broadcast(open_run) if engine else open_run()
-    if found:
-        state.load_counts(found)
+    checkpoint = engine.broadcast(open_run) if engine else open_run()
+    if checkpoint:
+        state.load_counts(checkpoint)
     if folder:
         folder.rewind_log(state.step)
-    run = _Run(own, total, state, folder, run_dir, progress, deadline, engine)
+    run = _Run(shared, total, state, folder, run_dir, progress, deadline, engine)
     begun = state.step
     stepper: AbstractStep | None = None
     try:
         with torch.enable_grad():  # wherever it is called
             if begun < total:
-                parts = method, data, own, optimizers, average
+                parts = method, data, shared, optimizers, average
                 if engine:
-                    stepper = SharedStep(engine, *parts)
+                    stepper = EagerStep(*parts, engine=engine)
                     stepper.prepare()
                 else:
                     stepper = steps_that_work(kinds, parts, state.snapshot())
-            if found:
-                state.load(found.tensors)
+            if checkpoint:
+                state.load(checkpoint.tensors)
             loss = run.go(stepper)
     finally:
         if stepper:
@@ -134,7 +129,7 @@ class _Run:
     state: State
     folder: RunFolder | None  # of the process that writes
     run_dir: Path | str | None
-    progress: Progress | None
+    progress: StepCallback | None
     deadline: float | None
     engine: Engine | None
 
@@ -193,11 +188,11 @@ def load_trained(
     def read() -> dict[str, Tensor]:
         if not seems_finished(run_dir, shared_config(method, config), len(data)):
             raise IncompleteRun(f"{run_dir} is not finished")
-        found = RunFolder(run_dir, _describe(method, data, config)).newest(max_bytes(student, weights))
-        step = 0 if found is None else read_step(found, total)
-        if found is None or step < total:
+        checkpoint = RunFolder(run_dir, _describe(method, data, config)).newest(max_bytes(student, weights))
+        step = 0 if checkpoint is None else read_step(checkpoint, total)
+        if checkpoint is None or step < total:
             raise IncompleteRun(f"{run_dir} is at step {step} of {total}")
-        return trained_weights(found, student, weights)
+        return trained_weights(checkpoint, student, weights)
 
     student.load_state_dict(engine.broadcast(read) if engine else read())
     student.eval()
@@ -218,12 +213,12 @@ def _only_eager(wish: StepKind | None) -> tuple[StepKind]:
 def _try_teachers(method: AbstractTrainable, data: ImageSet) -> None:
     """Run one image through the teachers: what cannot work says so before anything is written."""
     image = data.batch(torch.zeros(1, dtype=torch.long, device=data.images.device))[0]
-    taps, own = taps_of(method.teachers()), set(method.student.modules())
-    for network in taps:
-        if own & set(network.modules()):
+    feature_names, trained = feature_names_of(method.teachers()), set(method.student.modules())
+    for network in feature_names:
+        if trained & set(network.modules()):
             raise ValueError("a teacher is part of the student; give the student a network of its own")
         network.eval()
-    batch = Batch(image, None, taps=taps)
+    batch = Batch(image, None, feature_names=feature_names)
     for ensemble, feature in method.teachers():
         batch.member_logits(ensemble) if feature is None else batch.teacher_outputs(ensemble, feature)
 
@@ -238,5 +233,5 @@ def _describe(method: AbstractTrainable, data: ImageSet, config: Configs) -> dic
     if isinstance(config, FitConfig):
         fit_config: dict[str, object] = describe_config(config)
     else:
-        fit_config = {name: describe_config(each) for name, each in config.items()}
+        fit_config = {name: describe_config(part) for name, part in config.items()}
     return {"fit": fit_config, "data": data.fingerprint(), "method": method.describe()}

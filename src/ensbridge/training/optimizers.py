@@ -124,7 +124,7 @@ class Optimizers:
                     raise ValueError(f"optimizer{'/'.join(place)}/{key} does not fit its weight")
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up saved memory, in place where there is some: a captured step goes on using it."""
+        """Load saved memory, in place where there is some: a captured step keeps using it."""
         saved: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in self.parts}
         for path, tensor in tensors.items():
             name, index, key = path.rsplit("/", 2)

@@ -46,7 +46,9 @@ class State:
             "average": self.average.tensors,
             "optimizer": self.optimizers.tensors(),
         }
-        return {f"{part}/{name}": each for part, tensors in parts.items() for name, each in tensors.items()}
+        return {
+            f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()
+        }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load saved tensors, in place where they exist: a captured step keeps using the same memory."""
@@ -76,14 +78,14 @@ class State:
         counts = {"step": self.step, "count": self.count, "sums": self.sums}
         folder.save(self.step, self.tensors(), {name: json.dumps(value) for name, value in counts.items()})
 
-    def load_counts(self, found: Checkpoint) -> None:
+    def load_counts(self, checkpoint: Checkpoint) -> None:
         """Load a checkpoint's counts; one whose counts or tensors are not of this run is refused.
 
         The tensors are left for `load`, which the steps may have to be prepared for.
         """
-        with _refused(found):
-            step, count, sums = _counts(found.metadata, self.optimizers.total)
-            parts = _parts(found.tensors)
+        with _refused(checkpoint):
+            step, count, sums = _counts(checkpoint.metadata, self.optimizers.total)
+            parts = _parts(checkpoint.tensors)
             _check_same("student", parts["student"], self.student.state_dict())
             _check_same("average", parts["average"], self.average.tensors)
             self.optimizers.check(parts["optimizer"], step)
@@ -93,33 +95,33 @@ class State:
 def max_bytes(student: torch.nn.Module, average: Average) -> int:
     """More than a checkpoint of a student can have: two more of each weight for Adam, and a header."""
     tensors = [*student.state_dict().values(), *average.tensors.values()]
-    return 3 * sum(each.nbytes + 1000 for each in tensors) + 2**20
+    return 3 * sum(tensor.nbytes + 1000 for tensor in tensors) + 2**20
 
 
-def read_step(found: Checkpoint, total: int) -> int:
+def read_step(checkpoint: Checkpoint, total: int) -> int:
     """The step of a checkpoint of a run of so many steps."""
-    with _refused(found):
-        return _counts(found.metadata, total)[0]
+    with _refused(checkpoint):
+        return _counts(checkpoint.metadata, total)[0]
 
 
-def trained_weights(found: Checkpoint, student: torch.nn.Module, average: Average) -> dict[str, Tensor]:
+def trained_weights(checkpoint: Checkpoint, student: torch.nn.Module, average: Average) -> dict[str, Tensor]:
     """A student's weights in a checkpoint, averaged where there is an average."""
-    with _refused(found):
-        parts = _parts(found.tensors)
+    with _refused(checkpoint):
+        parts = _parts(checkpoint.tensors)
         _check_same("student", parts["student"], student.state_dict())
         _check_same("average", parts["average"], average.tensors)
     return {**parts["student"], **parts["average"]}
 
 
 @contextmanager
-def _refused(found: Checkpoint) -> Iterator[None]:
+def _refused(checkpoint: Checkpoint) -> Iterator[None]:
     """An error of what a checkpoint holds names its file and what to do."""
     try:
         yield
     except ValueError as error:
         raise ValueError(
-            f"{found.path} is whole but not of this run: {error}; move it away and run again, which goes "
-            "on from the checkpoint before it"
+            f"{checkpoint.path} is whole but not of this run: {error}; move it away and run again, which "
+            "resumes from the checkpoint before it"
         ) from error
 
 
@@ -136,10 +138,10 @@ def _counts(metadata: Mapping[str, str], total: int) -> tuple[int, int, dict[str
         raise ValueError(f"its step is {short(step)}, expected a whole number from 0 to {total}")
     if type(count) is not int or not 0 <= count <= step:
         raise ValueError(f"its count is {short(count)}, expected a whole number from 0 to its step, {step}")
-    numbers = isinstance(sums, dict) and all(type(each) in (int, float) for each in sums.values())
-    if not numbers or not all(abs(each) <= 1e300 for each in sums.values()):
+    numbers = isinstance(sums, dict) and all(type(value) in (int, float) for value in sums.values())
+    if not numbers or not all(abs(value) <= 1e300 for value in sums.values()):
         raise ValueError(f"its sums are {short(sums)}, expected finite numbers by name")
-    return step, count, {name: float(each) for name, each in sums.items()}
+    return step, count, {name: float(value) for name, value in sums.items()}
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ensbridge.data.loader import ImageSet
-from ensbridge.methods.base import AbstractTrainable, Batch, Runner, taps_of
+from ensbridge.methods.base import AbstractTrainable, Batch, Runner, feature_names_of
 from ensbridge.training.config import FitConfig, derive_seed
+from ensbridge.training.distributed import Engine, Losses
 from ensbridge.training.ema import Average
 from ensbridge.training.optimizers import Optimizers
-
-Buffers = Sequence[tuple[Tensor, Tensor]]  # running statistics, and how they were before a step
+from ensbridge.training.sharding import (
+    Buffers,
+    average_buffers,
+    check_batch_size,
+    mean_losses,
+    shard,
+    wrap_trained,
+)
 
 
 class AbstractStep(ABC):
@@ -37,7 +45,7 @@ class AbstractStep(ABC):
     ) -> None:
         self.method, self.data, self.config = method, data, config
         self.optimizers, self.average = optimizers, average
-        self.taps = taps_of(method.teachers())
+        self.feature_names = feature_names_of(method.teachers())
 
     @abstractmethod
     def prepare(self) -> None:
@@ -74,12 +82,27 @@ class AbstractStep(ABC):
 
 
 class EagerStep(AbstractStep):
-    """Plain steps, each a function of the seed and its number, so that a resumed run repeats them."""
+    """Plain steps, each a function of the seed and its number, so that a resumed run repeats them.
+
+    With an `engine` several processes take them together, each on its slice of the batch.
+    """
 
     stride = 1
 
+    def __init__(self, *parts: Any, engine: Engine | None = None) -> None:
+        super().__init__(*parts)
+        self.engine = engine
+
     def prepare(self) -> None:
-        """Nothing is needed."""
+        """Find, by a trial, the weights that get a gradient, where several processes average these."""
+        if self.engine is None:
+            return
+        check_batch_size(self.config.batch_size, self.engine, self.data.images.device)
+        buffers = self._buffers()
+        total_loss(self._losses(0)[0]()).backward()
+        restore(buffers)
+        self.call_losses = wrap_trained(self.engine, self.method.student)
+        self.optimizers.zero_grad()
 
     def close(self) -> None:
         """Nothing was changed."""
@@ -90,21 +113,48 @@ class EagerStep(AbstractStep):
 
     def _step(self, step: int) -> dict[str, float]:
         self.optimizers.set_rates(step)
+        buffers = self._buffers()
+        compute, share = self._losses(step)
+        losses = self.call_losses(compute) if self.engine else compute()
+        if self.engine:
+            values = mean_losses(losses, share, self.engine)
+        else:
+            values = {name: loss.item() for name, loss in losses.items()}
+        self.check_losses(values, step, buffers)
+        self.optimizers.zero_grad()
+        # Processes' gradients are averaged, however many images each has.
+        total_loss(losses, share * self.engine.size if self.engine else 1).backward()
+        self.check_gradients(step, buffers)
+        self.optimizers.step()
+        if self.engine:
+            average_buffers(buffers, share, self.engine)
+        self.average.update(self.average.decays(step))
+        return values
+
+    def _losses(self, step: int) -> tuple[Losses, float]:
+        """What computes the losses of a step, or of this process's slice of it, and the slice's share."""
         device = self.data.images.device
         generator = torch.Generator(device).manual_seed(step_seed(self.config, step))
         indices = self.config.indices(len(self.data), step).to(device)
-        buffers = [(buffer, buffer.clone()) for buffer in self.method.student.buffers()]
-        batch = draw_batch(self.data, self.config, indices, generator, self.taps)
-        with in_precision(batch.images, self.config.precision == "bfloat16"):
-            losses = self.method.losses(batch)
-        values = {name: loss.item() for name, loss in losses.items()}
-        self.check_losses(values, step, buffers)
-        self.optimizers.zero_grad()
-        torch.stack(list(losses.values())).sum().backward()
-        self.check_gradients(step, buffers)
-        self.optimizers.step()
-        self.average.update(self.average.decays(step))
-        return values
+        batch = draw_batch(self.data, self.config, indices, generator, self.feature_names)
+        draws, share = nullcontext(), 1.0
+        if self.engine:
+            batch, draws, share = shard(batch, self.engine)
+
+        def losses() -> dict[str, Tensor]:
+            with draws, in_precision(batch.images, self.config.precision == "bfloat16"):
+                return self.method.losses(batch)
+
+        return losses, share
+
+    def _buffers(self) -> Buffers:
+        return [(buffer, buffer.clone()) for buffer in self.method.student.buffers()]
+
+
+def total_loss(losses: Mapping[str, Tensor], scale: float = 1) -> Tensor:
+    """What the backward pass begins with."""
+    total = torch.stack(list(losses.values())).sum()
+    return total if scale == 1 else total * scale
 
 
 def sum_losses(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -144,10 +194,10 @@ def draw_batch(
     config: FitConfig,
     indices: Tensor,
     generator: torch.Generator,
-    taps: Mapping[nn.Module, tuple[str, ...]],
+    feature_names: Mapping[nn.Module, tuple[str, ...]],
     runners: Mapping[nn.Module, Runner] | None = None,
 ) -> Batch:
     """The augmented batch of the images at `indices`."""
     images, labels = data.batch(indices)
     images = config.augment(images, generator).contiguous()
-    return Batch(images, labels, generator, taps, runners or {})
+    return Batch(images, labels, generator, feature_names, runners or {})

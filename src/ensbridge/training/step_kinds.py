@@ -56,7 +56,7 @@ def steps_that_work(kinds: Sequence[StepKind], parts: Parts, restore: Callable[[
             if following is None:
                 raise
             warnings.warn(
-                f"{kind} steps do not work here ({_reason(error)}); going on with {following} ones",
+                f"{kind} steps do not work here ({_reason(error)}); falling back to {following} ones",
                 stacklevel=3,
             )
         finally:

@@ -75,6 +75,36 @@ def progress_bars(quiet: bool) -> Iterator[Bars]:
         yield Bars(progress, lines=not (quiet or console.is_terminal))
 
 
+Advance = Callable[[int], None]  # called with the number of steps, or of what else is counted, just done
+StepCallback = Callable[[int, int, float], None]
+"""Called as callback(step, total_steps, loss), after each training step or, on a GPU, each span of them;
+once, with a loss of nan, where an earlier run had done everything."""
+
+
+def ignore(steps: int) -> None:
+    """Advance nothing."""
+
+
+def count_steps(advance: Advance) -> StepCallback:
+    """A callback that advances by the steps since its last call, also over several runs and resumed ones.
+
+    >>> callback = count_steps(print)
+    >>> for step in (3, 5, 2):  # the last is of another run
+    ...     callback(step, 5, 0.0)
+    3
+    2
+    2
+    """
+    last = 0
+
+    def callback(step: int, total: int, loss: float) -> None:
+        nonlocal last
+        advance(step - last if step > last else step)
+        last = step
+
+    return callback
+
+
 def say(line: str) -> None:
     """Print a line on standard error, at once; whatever is in it, it stays one line."""
     print(f"ensbridge: {visible(line)}", file=sys.stderr, flush=True)

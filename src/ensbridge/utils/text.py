@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 
@@ -18,13 +19,13 @@ def one_line(error: Exception) -> str:
 
 
 def short(value: object) -> str:
-    """A value as an error shows it, cut where it is long.
+    """A value as JSON, for an error: on one line, of printable characters, cut where it is long.
 
     >>> short("a\\nb"), len(short("long " * 100))
-    ("'a\\\\nb'", 58)
+    ('"a\\\\nb"', 58)
     """
     try:
-        text = repr(value)
+        text = json.dumps(value, default=repr)
     except (RecursionError, ValueError):  # lists in lists in lists, whole numbers of thousands of digits
         return "a value too long to show"
     return text if len(text) <= 60 else text[:57] + "…"

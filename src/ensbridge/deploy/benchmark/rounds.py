@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ensbridge.deploy.benchmark.ratios import MIN_ROUNDS
+from ensbridge.utils.progress import Advance, ignore
 
 ROUND = 0.5  # seconds that the fastest model is timed for in a round
 SHORT = 0.05  # a shorter call has an untimed one before it, so that each model finds its own caches
@@ -32,7 +33,7 @@ def time_rounds(
     seconds: float = math.inf,
     *,
     clock: Clock = time.perf_counter,
-    advance: Callable[[int], None] = lambda steps: None,
+    advance: Advance = ignore,
 ) -> Rounds:
     """Time each model once a round, all in a new order each round; no round begins after `seconds`.
 

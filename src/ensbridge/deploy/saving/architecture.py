@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ensbridge.deploy.saving.reading import REMEDY, read_arguments, short
 from ensbridge.models import MapScore, Preprocessed, ResNet, ScoreNet, Tail, TokenScore
-from ensbridge.utils.text import one_line
+from ensbridge.utils.text import one_line, short
+from ensbridge.utils.typed_json import JsonReader
+
+REMEDY = "save the model again, or restore the file"
+READER = JsonReader(REMEDY)
 
 # All that a file may name without the caller's leave. Looked up, never imported.
 OURS: dict[str, type[MapScore | ResNet | ScoreNet | Tail | TokenScore]] = {
@@ -47,7 +50,7 @@ class Architecture:
 
     def __post_init__(self) -> None:
         if (self.build is None) != (self.arguments is None):
-            raise ValueError(f"build and arguments go together, one is missing; {REMEDY}")
+            raise ValueError("build and arguments go together, one is missing")
 
     @classmethod
     def of(cls, net: nn.Module) -> Architecture:
@@ -66,10 +69,10 @@ class Architecture:
         assert self.build is not None
         assert self.arguments is not None
         if ours := OURS.get(self.build):
-            arguments = read_arguments(ours, self.arguments, f"{where}.arguments")
+            arguments = READER.read_arguments(ours, self.arguments, f"{where}.arguments")
             if ours is Tail:  # whose source is described by arguments of its own
                 plan = arguments.get("source", {})
-                arguments["source"] = read_arguments(ResNet, plan, f"{where}.arguments.source")
+                arguments["source"] = READER.read_arguments(ResNet, plan, f"{where}.arguments.source")
             return _careful(ours, arguments, f"{where} ({self.build})", _Undrawn)
         if _names_device(self.arguments):  # with one, a layer takes memory before anything is compared
             raise ValueError(f"{where}.arguments name a device; leave it out, networks are built on the CPU")

@@ -8,17 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
 from ensbridge._aliases import upgrade_model
 from ensbridge.bridge.bridge import Bridge, BridgeConfig, FeatureBridge
 from ensbridge.bridge.schedule import MOST_STEPS
-from ensbridge.deploy.saving.architecture import OURS, Architecture, Build
-from ensbridge.deploy.saving.reading import REMEDY, read, short
+from ensbridge.deploy.saving.architecture import OURS, READER, REMEDY, Architecture, Build
 from ensbridge.models.fast_ensemble import MAX_SOURCE_LOGIT_WEIGHT, TEMPERATURES, FastEnsemble
 from ensbridge.utils.files import read_json
+from ensbridge.utils.text import short
+from ensbridge.utils.typed_json import Range
 
 FORMAT, VERSION = "ensbridge.FastEnsemble", 1
 LARGEST_CONFIG = 2**20  # bytes of config.json; those of real models have a few thousand
@@ -32,7 +33,7 @@ BETAS = (1e-9, 1e3)
 
 @dataclass(frozen=True)
 class BridgeDescription:
-    """A bridge: a diffusion bridge with its walk, or a network from the feature straight to logits."""
+    """A bridge: a diffusion bridge with its times, or a network from the feature straight to logits."""
 
     kind: Literal["diffusion", "feature"]
     network: Architecture
@@ -40,15 +41,15 @@ class BridgeDescription:
     config: BridgeConfig | None = None
 
     def __post_init__(self) -> None:
-        walks = self.kind == "diffusion"
-        if walks != (self.times is not None) or walks != (self.config is not None):
-            raise ValueError(f"times and config belong to a diffusion bridge, and to no other; {REMEDY}")
+        samples = self.kind == "diffusion"
+        if samples != (self.times is not None) or samples != (self.config is not None):
+            raise ValueError("times and config belong to a diffusion bridge, and to no other")
         if self.times is not None and len(self.times) > MOST_STEPS + 1:
-            raise ValueError(f"times are {len(self.times)}, expected at most {MOST_STEPS + 1}; {REMEDY}")
+            raise ValueError(f"times are {len(self.times)}, expected at most {MOST_STEPS + 1}")
         if self.times is not None and not all(b - a >= LEAST_STEP for a, b in pairwise(self.times)):
             raise ValueError(
                 f"times are {short(self.times)}, expected to grow from 0 to 1 in steps of at least "
-                f"{LEAST_STEP:g}; {REMEDY}"
+                f"{LEAST_STEP:g}"
             )
         if self.config is not None:
             law = self.config.temperature
@@ -60,14 +61,14 @@ class BridgeDescription:
     @classmethod
     def of(cls, bridge: Bridge | FeatureBridge, number: int) -> BridgeDescription:
         """Describe a bridge of a model; its network must be one that can be built again."""
-        walks = isinstance(bridge, Bridge)
-        network = Architecture.of(bridge.score if walks else bridge.net)
+        samples = isinstance(bridge, Bridge)
+        network = Architecture.of(bridge.score if samples else bridge.net)
         if network.build is None:
             raise ValueError(
                 f"the network of bridge {number} is of class {network.name}, which a file cannot describe; "
                 "bridges are saved with a ScoreNet or a Tail as it was built"
             )
-        return cls("diffusion", network, bridge.times, bridge.config) if walks else cls("feature", network)
+        return cls("diffusion", network, bridge.times, bridge.config) if samples else cls("feature", network)
 
     def assemble(self, net: nn.Module) -> Bridge | FeatureBridge:
         """The bridge around its network."""
@@ -121,29 +122,22 @@ class Description:
     format: Literal["ensbridge.FastEnsemble"]
     version: Literal[1]
     feature: str
-    temperature: float
-    members: int
+    temperature: Annotated[float, Range(*TEMPERATURES)]
+    members: Annotated[int, Range(1, MOST_MEMBERS)]
     average_source: bool
     source: Architecture
     bridges: tuple[BridgeDescription, ...]
     sha256: str  # of the weights' file that belongs to this description
     tied: dict[str, str] = field(default_factory=dict)  # tensors that lie in the file under another's name
     facts: Facts = Facts()
-    source_logit_weight: float = 0.0
+    source_logit_weight: Annotated[float, Range(-MAX_SOURCE_LOGIT_WEIGHT, MAX_SOURCE_LOGIT_WEIGHT)] = 0.0
 
     def __post_init__(self) -> None:
-        _within("members", self.members, (1, MOST_MEMBERS))
-        _within("temperature", self.temperature, TEMPERATURES)
-        _within(
-            "source_logit_weight",
-            self.source_logit_weight,
-            (-MAX_SOURCE_LOGIT_WEIGHT, MAX_SOURCE_LOGIT_WEIGHT),
-        )
         if not 1 <= len(self.bridges) <= MOST_BRIDGES:
-            raise ValueError(f"bridges are {len(self.bridges)}, expected 1 to {MOST_BRIDGES}; {REMEDY}")
+            raise ValueError(f"bridges are {len(self.bridges)}, expected 1 to {MOST_BRIDGES}")
         steps = sum(len(bridge.times) - 1 for bridge in self.bridges if bridge.times)
         if steps > MOST_STEPS:
-            raise ValueError(f"bridges have {steps} steps together, expected at most {MOST_STEPS}; {REMEDY}")
+            raise ValueError(f"bridges have {steps} steps together, expected at most {MOST_STEPS}")
 
     @classmethod
     def of(
@@ -161,7 +155,7 @@ class Description:
             members=fast.members,
             average_source=fast.average_source,
             source=source,
-            bridges=tuple(BridgeDescription.of(each, number) for number, each in enumerate(bridges, 1)),
+            bridges=tuple(BridgeDescription.of(bridge, number) for number, bridge in enumerate(bridges, 1)),
             sha256=sha256,
             tied=dict(tied),
             facts=facts,
@@ -173,7 +167,7 @@ class Description:
             raise ValueError(
                 f"this model holds a setting that is no finite number ({error}); set it"
             ) from error
-        return read(cls, json.loads(text), "this model")
+        return READER.read(cls, json.loads(text), "this model")
 
     def to_json(self) -> str:
         """The text of `config.json`."""
@@ -192,12 +186,12 @@ class Description:
         else:
             builds = [self.source.builder(allow, f"{where}: source")]
         for number, bridge in enumerate(self.bridges):
-            place, build = f"{where}: bridges[{number}].network", bridge.network.build
+            path, build = f"{where}: bridges[{number}].network", bridge.network.build
             if build is None:
-                raise ValueError(f"{place} has no 'build'; {REMEDY}")
+                raise ValueError(f"{path} has no 'build'; {REMEDY}")
             if build not in OURS:  # what the caller allows is for the source
-                raise ValueError(f"{place} is built by {short(build)}, which is not allowed there; {REMEDY}")
-            builds.append(bridge.network.builder((), place))
+                raise ValueError(f"{path} is built by {short(build)}, which is not allowed there; {REMEDY}")
+            builds.append(bridge.network.builder((), path))
         return builds
 
     def assemble(self, source: nn.Module, networks: list[nn.Module], where: Path) -> FastEnsemble:
@@ -233,7 +227,7 @@ def read_description(path: Path) -> Description:
         raise ValueError(
             f"{path} is of version {short(version)}, this ensbridge reads {VERSION}; upgrade ensbridge"
         )
-    return read(Description, upgrade_model(raw), str(path))
+    return READER.read(Description, upgrade_model(raw), str(path))
 
 
 def is_ours(raw: object) -> bool:
@@ -245,15 +239,15 @@ def _within(name: str, value: float, limits: tuple[float, float]) -> None:
     """Refuse a number that no model has and that would overflow, or never be done."""
     low, high = limits
     if not low <= value <= high:
-        raise ValueError(f"{name} is {value}, expected {low:g} to {high:g}; {REMEDY}")
+        raise ValueError(f"{name} is {value}, expected {low:g} to {high:g}")
 
 
 def _without_none(value: Any) -> Any:
     """Leave out what a description does not have; inside a user's arguments None is a value."""
     if isinstance(value, dict):
         return {
-            key: each if key == "arguments" else _without_none(each)
-            for key, each in value.items()
-            if each is not None
+            key: item if key == "arguments" else _without_none(item)
+            for key, item in value.items()
+            if item is not None
         }
-    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value

@@ -13,8 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ensbridge.deploy.saving.reading import short
-from ensbridge.utils.text import one_line
+from ensbridge.utils.text import one_line, short
 
 _DTYPES = {
     "F64": torch.float64,

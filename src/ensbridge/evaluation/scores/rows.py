@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
+
+from ensbridge.utils.text import short
+from ensbridge.utils.typed_json import Range
 
 Method = Literal["DE", "ED", "EnD2", "BN", "DBN", "other"]
 Kind = Literal["DE", "ED", "EnD2", "BN", "DBN", "control", "other"]  # as tables and figures tell rows apart
@@ -14,14 +18,7 @@ Width = Literal["small", "medium"]
 
 MOST = 2**63 - 1  # beyond it whole numbers are no longer those of arrays
 
-
-class Range(NamedTuple):
-    """The least and the greatest value that a number in the file may have; absurd ones cannot be drawn."""
-
-    low: float
-    high: float
-
-
+# Numbers beyond these cannot be drawn.
 Seed = Annotated[int, Range(-MOST, MOST)]
 Whole = Annotated[int, Range(0, MOST)]
 Count = Annotated[int, Range(1, MOST)]
@@ -35,6 +32,8 @@ Size = Annotated[float, Range(0, 1e6)]
 Signed = Annotated[float, Range(-1e6, 1e6)]
 Temperature = Annotated[float, Range(1e-6, 1e6)]
 LossValue = Annotated[float, Range(-1e12, 1e12)]
+Name = Annotated[str, Range(1, 1000)]
+PNG = Annotated[str, Range(1, 2**24)]  # as base64
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,11 @@ class Bin:
     count: Whole
     confidence: Share | None
     accuracy: Share | None
+
+    def __post_init__(self) -> None:
+        for name in ("confidence", "accuracy"):
+            if self.count and getattr(self, name) is None:
+                raise ValueError(f"{name} is null, expected a number from 0 to 1, as count is {self.count}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class ModelInfo:
 class Row:
     """One model's scores on the test split."""
 
-    model: str
+    model: Name
     method: Method
     members: Members
     bridges: Few
@@ -114,6 +118,10 @@ class Row:
     nll_gain_over_control: Signed | None = None  # None where the bridge's control was not measured
     nll_gain_over_control_se: Size | None = None  # over test images, each under both models
 
+    def __post_init__(self) -> None:
+        if isinstance(self.dee, str) and not re.fullmatch(r">[1-9][0-9]{0,5}", self.dee):
+            raise ValueError(f'dee is {short(self.dee)}, expected a number or a string such as ">5"')
+
     @property
     def info(self) -> ModelInfo:
         """What the model is."""
@@ -136,7 +144,7 @@ def find_control(bridge: Row, rows: Iterable[Row]) -> Row | None:
 class Transition:
     """How the prediction for one image goes from the source through the bridge's steps to its end."""
 
-    image: str  # PNG, base64
+    image: PNG  # PNG, base64
     label: Whole
     source: tuple[Share, ...]  # the source's own probabilities
     times: tuple[Share, ...]  # from 1 down to 0
@@ -148,7 +156,7 @@ class Transition:
 class Curve:
     """A training loss over the images seen."""
 
-    name: str
+    name: Name
     method: Method
     images: tuple[Whole, ...]
     loss: tuple[LossValue, ...]
@@ -164,10 +172,10 @@ class Curve:
 class CorruptedRow:
     """One model's scores on the test images under one corruption at one severity."""
 
-    model: str
+    model: Name
     severity: Severity
-    corruption: str
-    images: str  # a digest of these very images and their labels
+    corruption: Name
+    images: Name  # a digest of these very images and their labels
     acc: Percent
     nll: Size
     brier: Size
@@ -179,7 +187,7 @@ class CorruptedRow:
 class CorruptedSet:
     """Where corrupted images are from, as far as the manifest beside them says so."""
 
-    made_by: str | None  # such as "ensbridge 0.1.0, …"; None without a manifest, as the published set is
+    made_by: Name | None  # such as "ensbridge 0.1.0, …"; None without a manifest, as the published set is
     seed: Seed | None
 
 
@@ -200,9 +208,9 @@ class Scores:
     DE-1     1.00      1.00  91.50  0.317  0.130  0.046     –  1.00    –
     """
 
-    dataset: str
+    dataset: Name
     seed: Seed
-    class_names: tuple[str, ...]
+    class_names: tuple[Name, ...]
     environment: dict[str, str]
     rows: tuple[Row, ...]
     settings: dict[str, str] | None = None  # which recipe, preset and changes; None outside a recipe

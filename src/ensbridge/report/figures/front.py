@@ -6,9 +6,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
 
 from ensbridge.evaluation.scores import Summary
-from ensbridge.report.figures.labels import Box, Point, Scene, leader, place_labels
+from ensbridge.report.figures.labels import leader_line, place_labels
 from ensbridge.report.figures.sheet import (
     NARROW,
     SMALL,
@@ -132,45 +133,39 @@ def _mark(sheet: Sheet, axes: Axes, number: int, point: Data) -> None:
 
 
 def _name(sheet: Sheet, axes: Axes, points: list[Data], lines: list[list[tuple[float, float]]]) -> None:
-    """Write names beside the marks that the legend alone does not tell."""
+    """Write names beside the marks that the legend alone does not tell, joined to those that are far."""
     kinds = [p["kind"] for p in points]
     named = [p for p in points if p["kind"] in ("DE", "DBN", "other") or kinds.count(p["kind"]) > 1]
 
-    def pixel(x: float, y: float) -> Point:
-        at = axes.transData.transform((x, y))
-        return Point(float(at[0]), sheet.height - float(at[1]))
+    def pixel(x: float, y: float) -> tuple[float, float]:
+        place = axes.transData.transform((x, y))
+        return float(place[0]), float(place[1])
 
-    corner = axes.get_window_extent()
-    frame = Box(corner.x0 - 4, sheet.height - corner.y1 - 8, corner.x1 + 14, sheet.height - corner.y0)
-    marks = [pixel(p["macs_ratio"], p["nll"]) for p in points]
     bars = [
-        [pixel(p["macs_ratio"], p["nll"] + sign * p["nll_sd"]) for sign in (-1, 1)]
-        for p in points
-        if p["nll_sd"]
+        [(p["macs_ratio"], p["nll"] + sign * p["nll_sd"]) for sign in (-1, 1)] for p in points if p["nll_sd"]
     ]
-    scene = Scene(marks, [*([pixel(*p) for p in line] for line in lines), *bars], frame, SMALL)
+    texts = [
+        sheet.figure.text(0, 0, short(p["model"]), color=INK, fontsize=SMALL, va="center") for p in named
+    ]
+    extents = [text.get_window_extent() for text in texts]
     at = [pixel(p["macs_ratio"], p["nll"]) for p in named]
-    names = [short(p["model"]) for p in named]
-    for name, point, box in zip(names, at, place_labels(names, at, scene), strict=True):
-        _write(sheet, name, point, box)
-
-
-def _write(sheet: Sheet, name: str, point: Point, box: Box) -> None:
-    """Write a name into its box, with a thin leader where it had to move away."""
-
-    def share(x: float, y: float) -> tuple[float, float]:
-        return x / sheet.width, 1 - y / sheet.height
-
-    line = leader(point, box)
-    if line is not None:
-        (x0, y0), (x1, y1) = (share(*end) for end in line)
-        sheet.figure.add_artist(Line2D([x0, x1], [y0, y1], color=SOFT, lw=0.8))
-    # Anchored on the marker's side, so that a wider font than foreseen grows away from the marker.
-    x, anchor = (box.left + box.right) / 2, "center"
-    if box.left > point.x:
-        x, anchor = box.left, "left"
-    elif box.right < point.x:
-        x, anchor = box.right, "right"
-    sheet.figure.text(
-        *share(x, (box.top + box.bottom) / 2), name, color=INK, fontsize=SMALL, ha=anchor, va="center"
+    corner = axes.get_window_extent()
+    boxes = place_labels(
+        [(extent.width + 2, extent.height + 1) for extent in extents],
+        at,
+        [pixel(p["macs_ratio"], p["nll"]) for p in points],
+        [[pixel(*p) for p in line] for line in [*lines, *bars]],
+        Bbox.from_extents(corner.x0 - 4, corner.y0, corner.x1 + 14, corner.y1 + 8),
     )
+    for text, point, box in zip(texts, at, boxes, strict=True):
+        # Anchored on the marker's side, so that another font of the page grows away from the marker.
+        x, anchor = (box.x0 + box.x1) / 2, "center"
+        if box.x0 > point[0]:
+            x, anchor = box.x0, "left"
+        elif box.x1 < point[0]:
+            x, anchor = box.x1, "right"
+        text.set(x=x / sheet.width, y=(box.y0 + box.y1) / 2 / sheet.height, ha=anchor)
+        if line := leader_line(point, box):
+            (x0, y0), (x1, y1) = line
+            xs, ys = [x0 / sheet.width, x1 / sheet.width], [y0 / sheet.height, y1 / sheet.height]
+            sheet.figure.add_artist(Line2D(xs, ys, color=SOFT, lw=0.8))
