@@ -30,7 +30,7 @@ Runs = Annotated[
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder of the run; run again, it goes on.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of the run; the same command resumes it.")] = Path(
         "runs/quickstart"
     ),
     seed: Seed = 0,
@@ -78,13 +78,13 @@ def train(
         str,
         typer.Option(help="Length, batch and rate: published (as our results) or paper (800 epochs at 128)."),
     ] = "published",
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; run again, it goes on.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; the same command resumes it.")] = None,
     seed: Seed = 0,
     root: Root = ROOT,
     device: Annotated[str, typer.Option(help="auto (a GPU where it is worth it), cpu or cuda.")] = "auto",
     budget_minutes: Annotated[
         float | None,
-        typer.Option(help="Stop at a checkpoint after so long, with exit code 3; run again, it goes on."),
+        typer.Option(help="Stop at a checkpoint after so long, with exit code 3; the same command resumes."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and stop.")] = False,
     quiet: Quiet = False,
@@ -118,7 +118,7 @@ def train(
         if speaks:
             say(words)
     except TimeBudgetExceeded as error:
-        fail(f"{budget_minutes:g} minutes are over, {error}; run the same command again to go on", code=3)
+        fail(f"{budget_minutes:g} minutes are over, {error}; run the same command again to resume", code=3)
 
 
 @app.command()

@@ -230,7 +230,7 @@ def _unlabelled_verdict(source_kls: Tensor, kls: Tensor, costs: _Costs) -> tuple
         return False, f"not worth it: {further}; {advice}"
     text = f"{1 - kl / max(source_kl, 1e-12):.0%} of the source's KL distance to the ensemble is gone"
     if closed.mean().item() > CLEAR * standard_error(closed):
-        return True, f"worth it as far as images without labels tell: {text}; labelled ones would settle it"
+        return True, f"worth it as far as images without labels tell: {text}; labelled images would decide it"
     return False, f"not worth it: {text}, which is not clearly half; {advice}"
 
 

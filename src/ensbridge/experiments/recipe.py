@@ -45,7 +45,7 @@ class Recipe:
     member_fit: FitConfig
     bridge_fit: FitConfig
     distill_fit: FitConfig
-    kl_fit: FitConfig  # of the bridge that is trained straight with KL
+    kl_fit: FitConfig  # of the bridges that are trained with KL
     ed_fit: FitConfig
     end2_fit: FitConfig
     bn_fit: FitConfig

@@ -26,7 +26,7 @@ from ensbridge.models.score_net import ScoreNet
 class DiffusionBridge(AbstractMethod):
     """Training of a bridge from an ensemble's first member to the ensemble of the members in `target`.
 
-    `loss="bridge"` is the paper's regression on the score; `loss="kl"` trains one step straight with
+    `loss="bridge"` is the paper's regression on the score; `loss="kl"` trains one step directly with
     KL(ensemble ‖ bridge). `target` names members by index, all of them unless given; `target=(0,)` is the
     control that has the source alone as its target. Labels are never used.
 

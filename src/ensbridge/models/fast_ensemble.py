@@ -73,7 +73,7 @@ class AbstractFastEnsemble(nn.Module, ABC):
         run: Forward = forward_with_features,
         call: Callable[[nn.Module, Tensor, Tensor], Tensor] = call_bridge,
     ) -> tuple[Tensor, Tensor]:
-        """Logits (B, K) and, from the same pass, the source's own: where they part, the members disagree.
+        """Logits (B, K) and, from the same pass, the source's own.
 
         `run` and `call` run the source and a bridge, for whoever shares these between models.
         """

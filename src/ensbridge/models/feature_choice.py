@@ -28,11 +28,11 @@ class Feature:
     share: float
 
 
-def walk_features(net: nn.Module, image: Tensor) -> list[Feature]:
+def list_features(net: nn.Module, image: Tensor) -> list[Feature]:
     """Every module's output that is a map, tokens or a vector, in the order in which they are computed.
 
     >>> net = nn.Sequential(nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU()), nn.Flatten(), nn.Linear(16, 3))
-    >>> [(each.name, tuple(each.output.shape)) for each in walk_features(net, torch.rand(1, 1, 2, 2))]
+    >>> [(each.name, tuple(each.output.shape)) for each in list_features(net, torch.rand(1, 1, 2, 2))]
     [('0.0', (1, 4, 2, 2)), ('0.1', (1, 4, 2, 2)), ('0', (1, 4, 2, 2)), ('1', (1, 16)), ('2', (1, 3))]
     """
     net = uncompiled(net)
@@ -116,7 +116,7 @@ def choose_feature(
     if feature is not None:
         found, why = [_named(source, image, feature)], "as asked"
     else:
-        found, why = _stages(source, walk_features(source, image)), f"the earliest that fits ×{budget:g}"
+        found, why = _stages(source, list_features(source, image)), f"the earliest that fits ×{budget:g}"
     with _evaluating(source):
         classes = forward_with_features(source, _two_of(image))[0].shape[-1]
     whole = count_macs(source, image)

@@ -1,4 +1,4 @@
-"""What a training is made of at a moment, so that it can be saved, taken up and put back."""
+"""The state of a training run, so that it can be saved, loaded and restored."""
 
 from __future__ import annotations
 

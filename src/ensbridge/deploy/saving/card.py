@@ -134,7 +134,7 @@ def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     names = [_text(row.model) for row in own]
     if not names:
         of = "" if len(fast.bridges) == 1 else f" of {len(fast.bridges)} bridges"
-        return f"No control{of} was measured: how much of the gain is owed to the ensemble is not known."
+        return f"No control{of} was measured: how much of the gain is due to the ensemble is not known."
     return (
         f"{' and '.join(names)}: trained towards the source alone; only what exceeds that is the ensemble's."
     )

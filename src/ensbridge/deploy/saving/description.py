@@ -33,7 +33,7 @@ BETAS = (1e-9, 1e3)
 
 @dataclass(frozen=True)
 class BridgeDescription:
-    """A bridge: a diffusion bridge with its times, or a network from the feature straight to logits."""
+    """A bridge: a diffusion bridge with its times, or a network from the feature to logits."""
 
     kind: Literal["diffusion", "feature"]
     network: Architecture

@@ -20,8 +20,8 @@ def data(summary: Summary) -> Data | None:
     """Return the bins of the important models, pooled over runs; None where no row has bins."""
     bridge = main_bridge(summary)
     target = ensemble(summary, bridge.first.members) if bridge is not None else None
-    rivals = [next((g for g in summary.rows if g.kind == kind), None) for kind in ("ED", "EnD2")]
-    wanted = [ensemble(summary, 1), target, bridge, main_control(summary), *rivals]
+    students = [next((g for g in summary.rows if g.kind == kind), None) for kind in ("ED", "EnD2")]
+    wanted = [ensemble(summary, 1), target, bridge, main_control(summary), *students]
     found = [group for group in dict.fromkeys(wanted) if group is not None and _has_bins(group)]
     if not found:  # models without the usual names: the first few
         found = [group for group in summary.rows if _has_bins(group)][:6]
