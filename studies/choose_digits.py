@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,19 +73,28 @@ def fold(number: int, noise: float | None = None) -> eb.data.Splits:
 
 
 def pooled(
-    recipe: Recipe, experiment: Experiment, out: Path, noise: float | None = None, seeds: Iterable[int] = (0,)
+    recipe: Recipe,
+    experiment: Callable[[int], Experiment],
+    out: Path,
+    noise: float | None = None,
+    seeds: Iterable[int] = (0,),
 ) -> dict[str, Tensor]:
-    """Each model's NLL on every held-out image."""
+    """Each model's NLL on every held-out image, of the experiment for each of the seeds."""
     found: dict[str, list[Tensor]] = {}
     for number, seed in itertools.product(range(FOLDS), seeds):
         data = fold(number, noise)
         folder = out / f"fold-{number}-seed-{seed}"
-        result = eb.experiments.run_study(experiment, recipe, data, folder, seed=seed, quiet=True)
+        result = eb.experiments.run_study(experiment(seed), recipe, data, folder, seed=seed, quiet=True)
         labels = data.val.labels
         assert labels is not None
         for name, log_probs in result.log_probs["validation"].items():
             found.setdefault(name, []).append(eb.metrics.nll_per_image(log_probs, labels))
     return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def stage_of(recipe: Recipe, stage: str) -> Callable[[int], Experiment]:
+    """One stage of a recipe, for a seed."""
+    return lambda seed: eb.experiments.experiment_of(recipe, seed).only([stage])
 
 
 def line(name: str, nlls: Mapping[str, Tensor]) -> str:
@@ -101,8 +110,7 @@ def study_task(out: Path, variants: int | None) -> None:
     for noise, decay, epochs in TASK[:variants]:
         recipe = replace(BASE, member_fit=replace(BASE.member_fit, weight_decay=decay, epochs=epochs))
         name = f"noise {noise}, decay {decay:g}, {epochs} epochs"
-        experiment = eb.experiments.experiment_of(recipe, 0).only(["members"])
-        print(line(name, pooled(recipe, experiment, out / name, noise)), flush=True)
+        print(line(name, pooled(recipe, stage_of(recipe, "members"), out / name, noise)), flush=True)
 
 
 def bridge_recipe(variant: Mapping[str, float]) -> Recipe:
@@ -125,8 +133,7 @@ def study_bridge(out: Path, variants: int | None) -> None:
     for variant in BRIDGE[:variants]:
         recipe = bridge_recipe(variant)
         name = ", ".join(f"{key} {value:g}" for key, value in variant.items()) or "as usual"
-        experiment = eb.experiments.experiment_of(recipe, 0).only(["distill"])
-        print(line(name, pooled(recipe, experiment, out / name)), flush=True)
+        print(line(name, pooled(recipe, stage_of(recipe, "distill"), out / name)), flush=True)
 
 
 def study_baselines(out: Path, variants: int | None) -> None:
@@ -148,12 +155,12 @@ def study_baselines(out: Path, variants: int | None) -> None:
         model = eb.experiments.network_model(eb.evaluation.ModelInfo("BN", 3, 2, 1), "networks", names)
         models.append(replace(model, name=f"+2 BN medium {rate:g}"))
     jobs = [
-        *eb.experiments.experiment_of(BASE, 0).only(["members"]).jobs,
+        *stage_of(BASE, "members")(0).jobs,
         *eb.experiments.curve_jobs(BASE, 0, 2),
         Job("students", "students", specs, eb.experiments.member_folders(BASE, 3)),
         Job("networks", "networks", networks, eb.experiments.curve_folders(2)),
     ]
-    nlls = pooled(BASE, Experiment(tuple(jobs), tuple(models), {}), out)
+    nlls = pooled(BASE, lambda seed: Experiment(tuple(jobs), tuple(models), {}), out)
     for name in (model.name for model in models):
         print(line(name, {key: nlls[key] for key in ("DE-1", "DE-3", name)}), flush=True)
 
@@ -175,7 +182,7 @@ def bridge_name(group: Group, start: int) -> str:
     return f"{eb.experiments.slug(group)}-start-{start}"
 
 
-def bridge_spec(recipe: Recipe, group: Group, start: int) -> MethodSpec:
+def bridge_spec(recipe: Recipe, seed: int, group: Group, start: int) -> MethodSpec:
     """A bridge with KL towards a group of five members."""
 
     def make(run: Run) -> eb.methods.DiffusionBridge:
@@ -185,18 +192,21 @@ def bridge_spec(recipe: Recipe, group: Group, start: int) -> MethodSpec:
             ensemble, score, recipe.feature, loss="kl", target=group, config=recipe.bridge
         )
 
-    return MethodSpec("bridge", make, eb.experiments.seeded(recipe.kl_fit, 0, "bridge"))
+    return MethodSpec("bridge", make, eb.experiments.seeded(recipe.kl_fit, seed, "bridge"))
 
 
 def study_pairs(out: Path, variants: int | None) -> None:
     """Pairs of bridges with KL towards groups of five members, for two seeds."""
     recipe, chosen = eb.experiments.digits(), dict([*PAIRS.items()][:variants])
     bridges = dict.fromkeys(each for groups in chosen.values() for each in starts(groups))
-    specs = {bridge_name(*each): bridge_spec(recipe, *each) for each in bridges}
-    members = eb.experiments.experiment_of(recipe, 0).only(["members"]).jobs
-    job = Job("bridges", "bridges", specs, eb.experiments.member_folders(recipe, 5))
     models = tuple(pair_model(*each) for each in chosen.items())
-    nlls = pooled(recipe, Experiment((*members, job), models, {}), out, seeds=(0, 1))
+
+    def experiment(seed: int) -> Experiment:
+        specs = {bridge_name(*each): bridge_spec(recipe, seed, *each) for each in bridges}
+        job = Job("bridges", "bridges", specs, eb.experiments.member_folders(recipe, 5))
+        return Experiment((*stage_of(recipe, "members")(seed).jobs, job), models, {})
+
+    nlls = pooled(recipe, experiment, out, seeds=(0, 1))
     for name in chosen:
         print(line(name, {key: nlls[key] for key in ("DE-1", "DE-3", name)}))
     for one, other in (("{1, 2} and {1, 3}", "{1, 2, 3} twice"), [*PAIRS][2:]):
