@@ -18,7 +18,7 @@ import _tiny
 import ensbridge as eb
 from ensbridge._compress import compress
 from ensbridge.metrics.cost import count_macs
-from ensbridge.models.feature_choice import choose_feature, walk_features
+from ensbridge.models.feature_choice import choose_feature, list_features
 from ensbridge.models.sizing import MapScore, fitting_score
 from ensbridge.models.token_score import TokenScore
 
@@ -150,7 +150,7 @@ def test_the_earliest_block_that_fits_is_chosen_and_the_cost_is_what_it_says() -
     assert site.macs_ratio == pytest.approx(whole, rel=1e-9)
     assert whole <= 1.2
     tight = choose_feature(source, image, None, budget=1.012)
-    names = [each.name for each in walk_features(source, image)]
+    names = [each.name for each in list_features(source, image)]
     assert names.index(tight.feature) > names.index("stages.0.0")
     assert tight.macs_ratio <= 1.012
 

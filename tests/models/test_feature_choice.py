@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import _tiny
 import ensbridge as eb
-from ensbridge.models.feature_choice import choose_feature, walk_features
+from ensbridge.models.feature_choice import choose_feature, list_features
 from ensbridge.models.features import FeatureExtractor, find_module, forward_with_features, uncompiled
 from ensbridge.models.preprocessed import Preprocessed
 from ensbridge.models.sizing import MapScore, fitting_score, has_channels_last
@@ -84,7 +84,7 @@ def quick(members: list[nn.Module], **options: object) -> eb.FastEnsemble:
 
 def test_a_block_comes_before_a_stem_whatever_that_costs() -> None:
     net = made(Common)
-    shares = {each.name: each.share for each in walk_features(net, IMAGE)}
+    shares = {each.name: each.share for each in list_features(net, IMAGE)}
     assert shares["conv1"] > 0.05  # early enough in the pass, were it a block
     assert choose_feature(net, IMAGE, None, budget=3.0).feature == "layer1.0"
 
@@ -100,7 +100,7 @@ def test_a_layer_is_taken_where_no_block_fits() -> None:
 
     large = [nn.Linear(1024, 1024), nn.Linear(1024, 3)]
     net = nn.Sequential(nn.Flatten(), Wide(), nn.Linear(1024, 64), nn.Linear(64, 1024), *large)
-    shares = {each.name: each.share for each in walk_features(net, IMAGE)}
+    shares = {each.name: each.share for each in list_features(net, IMAGE)}
     assert 0.05 < shares["1"] < shares["2"] < 0.8
     assert choose_feature(net, IMAGE, None, budget=1.2).feature == "1"
     assert choose_feature(net, IMAGE, None, budget=1.02).feature == "2"  # the block is the wider of the two
@@ -135,7 +135,7 @@ def test_what_runs_twice_or_is_of_no_image_is_not_chosen() -> None:
             return self.head(self.turned(x.transpose(0, 1)).mean(0))
 
     net = made(Net)
-    assert [each.name for each in walk_features(net, IMAGE)] == ["patch", "head"]
+    assert [each.name for each in list_features(net, IMAGE)] == ["patch", "head"]
     for name, words in (
         ("again", "'again' ran 2 times in one pass; name a module that runs once"),
         ("turned", r"the output of feature 'turned' is of shape \(16, 2, 8\) for 2 images; name a module"),
@@ -241,7 +241,7 @@ def test_a_shared_module_is_known_by_each_of_its_names() -> None:
     net = made(Net)
     first, second = (forward_with_features(net, IMAGE, name)[1] for name in ("body.1", "encoder"))
     assert first.equal(second)
-    assert [each.name for each in walk_features(net, IMAGE)] == ["body.0", "body.1", "body", "head"]
+    assert [each.name for each in list_features(net, IMAGE)] == ["body.0", "body.1", "body", "head"]
 
 
 def test_a_head_of_functions_is_no_obstacle() -> None:
