@@ -22,7 +22,7 @@ class ImageSet:
 
     >>> labels = torch.tensor([0, 1, 0, 1], dtype=torch.int32)
     >>> data = ImageSet(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), labels)
-    >>> len(data), [each.dtype for each in data.batch(torch.tensor([1]))]
+    >>> len(data), [tensor.dtype for tensor in data.batch(torch.tensor([1]))]
     (4, [torch.float32, torch.int64])
     """
 
@@ -144,7 +144,7 @@ def collect(data: Data, name: str = "data") -> ImageSet:
 
     >>> len(collect([(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))] * 3))
     6
-    >>> collect([{"label": each, "image": torch.rand(1, 4, 4)} for each in (1, 0, 2)]).labels
+    >>> collect([{"label": label, "image": torch.rand(1, 4, 4)} for label in (1, 0, 2)]).labels
     tensor([1, 0, 2])
     """
     if type(data) is TensorDataset:  # a class made from it may do more with its tensors
@@ -194,7 +194,7 @@ def _are_whole(labels: Any) -> bool:
     """Whether these are labels in a list."""
     if not isinstance(labels, tuple | list) or len(labels) == 0:
         return False
-    return all(isinstance(each, int | np.integer) for each in labels)
+    return all(isinstance(label, int | np.integer) for label in labels)
 
 
 def _check_pair(data: Any) -> None:
@@ -205,7 +205,7 @@ def _check_pair(data: Any) -> None:
     if labels is None or isinstance(labels, Tensor):
         return
     parts = labels if isinstance(labels, tuple | list) else [labels]
-    more_images = any(isinstance(each, Mapping) or getattr(each, "ndim", 0) > 1 for each in parts)
+    more_images = any(isinstance(part, Mapping) or getattr(part, "ndim", 0) > 1 for part in parts)
     if isinstance(images, Tensor) and images.ndim == 4 and not more_images:
         raise ValueError(
             f"the labels of {len(images)} images are a {_kind_of(labels)}; give a whole number for each "
@@ -219,8 +219,8 @@ def _kind_of(labels: Any) -> str:
     >>> _kind_of([[0], [1]])
     'list of list'
     """
-    own = type(labels).__name__
-    return f"{own} of {type(labels[0]).__name__}" if isinstance(labels, tuple | list) and labels else own
+    kind = type(labels).__name__
+    return f"{kind} of {type(labels[0]).__name__}" if isinstance(labels, tuple | list) and labels else kind
 
 
 def _entries(data: Any, name: str) -> Iterator[Any]:

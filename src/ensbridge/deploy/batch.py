@@ -62,11 +62,11 @@ class Pixels:
 
     def __call__(self, images: Tensor) -> Tensor:
         """The images (B, C, H, W), channel by channel."""
-        mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
-        for name, each in (("mean", mean), ("std", std)):
-            if len(each) not in (1, images.shape[1]):
+        mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        for name, numbers in (("mean", mean), ("std", std)):
+            if len(numbers) not in (1, images.shape[1]):
                 raise ValueError(
-                    f"{name} has {len(each)} numbers for {images.shape[1]} channels; give one, or one each"
+                    f"{name} has {len(numbers)} numbers for {images.shape[1]} channels; give one, or one each"
                 )
         return (images - mean) / std
 
@@ -88,11 +88,11 @@ def _remedy(low: float, high: float) -> str:
     """The options that bring pixels from 0 to 1 into such a range."""
     if low >= 0 and 200 < high <= 255:
         return f"give --std {1 / 255:.9f}, which brings them to 0 to 255"
-    own = "the --mean and --std of its training"
+    options = "the --mean and --std of its training"
     if low >= -1 - _SLACK and high <= 1 + _SLACK:
-        return f"give {own}, such as --mean 0.5 --std 0.5 for -1 to 1"
+        return f"give {options}, such as --mean 0.5 --std 0.5 for -1 to 1"
     return (
-        f"give {own}, such as --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 (--mean 0 --std 1 leaves "
+        f"give {options}, such as --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 (--mean 0 --std 1 leaves "
         "pixels as they are)"
     )
 
@@ -113,30 +113,30 @@ def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
     >>> one.label in ("cat", "dog"), one.probability >= 0.5, 0 <= one.entropy <= 0.6932
     (True, True, True)
     """
-    found = _predictions(fast, images)
-    failed = [f"images[{number}]" for number, each in enumerate(found) if each is None]
+    predictions = _predictions(fast, images)
+    failed = [f"images[{number}]" for number, prediction in enumerate(predictions) if prediction is None]
     if failed:
         more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
         raise ValueError(_not_finite(f"{', '.join(failed[:NAMED])}{more}"))
-    return [each for each in found if each is not None]
+    return [prediction for prediction in predictions if prediction is not None]
 
 
 @torch.no_grad()
 def _predictions(fast: FastEnsemble, images: Tensor) -> list[Prediction | None]:
     """A prediction for each image, None where logits are not finite."""
-    own, source = (each.double().log_softmax(-1).cpu() for each in fast.with_source(images))
-    names = fast.class_names or tuple(map(str, range(own.shape[1])))
-    if len(names) != own.shape[1]:
+    log_probs, source = (logits.double().log_softmax(-1).cpu() for logits in fast.with_source(images))
+    names = fast.class_names or tuple(map(str, range(log_probs.shape[1])))
+    if len(names) != (classes := log_probs.shape[1]):
         raise ValueError(
-            f"the model has {own.shape[1]} classes and {len(names)} class_names; save it again with one each"
+            f"the model has {classes} classes and {len(names)} class_names; save it again with one each"
         )
-    found: list[Prediction | None] = []
-    for ours, theirs in zip(own, source, strict=True):
+    predictions: list[Prediction | None] = []
+    for ours, theirs in zip(log_probs, source, strict=True):
         if ours.isnan().any() or theirs.isnan().any():  # as log_softmax makes of infinity, too
-            found.append(None)
+            predictions.append(None)
             continue
         best = int(ours.argmax())
-        found.append(
+        predictions.append(
             Prediction(
                 label=names[best],
                 class_index=best,
@@ -148,7 +148,7 @@ def _predictions(fast: FastEnsemble, images: Tensor) -> list[Prediction | None]:
                 disagreement=float((ours.exp() - theirs.exp()).abs().sum() / 2),
             )
         )
-    return found
+    return predictions
 
 
 def predict_files(
@@ -170,8 +170,8 @@ def predict_files(
             made = dict(zip(good, _predict(fast, batch), strict=True))
         for number, path in enumerate(some):
             image = opened[number]
-            found = image if isinstance(image, str) else made[number]
-            yield path, _not_finite(str(path)) if found is None else found
+            outcome = image if isinstance(image, str) else made[number]
+            yield path, _not_finite(str(path)) if outcome is None else outcome
 
 
 def open_image(path: Path, shape: Sequence[int]) -> Tensor:

@@ -18,7 +18,7 @@ from ensbridge.methods.base import AbstractMethod, Batch, Teacher
 from ensbridge.models.ensemble import at_least_float32, weights_digest
 
 
-class _Place(nn.Module):
+class _CurvePoint(nn.Module):
     """The network at a place α of the curve, as one function of images and α that can be compiled."""
 
     def __init__(self, start: dict[str, Tensor], control: nn.Module, end: dict[str, Tensor]) -> None:
@@ -52,7 +52,7 @@ class BezierCurve(AbstractMethod):
 
     def __init__(self, start: nn.Module, end: nn.Module) -> None:
         weights = [dict(net.named_parameters(remove_duplicate=False)) for net in (start, end)]
-        shapes = [{name: weight.shape for name, weight in each.items()} for each in weights]
+        shapes = [{name: weight.shape for name, weight in state.items()} for state in weights]
         constants = [dict(net.named_buffers()) for net in (start, end)]
         if shapes[0] != shapes[1] or str(start) != str(end) or not _equal(*constants):
             raise ValueError("the curve's ends have different weights; give two networks of one architecture")
@@ -62,12 +62,12 @@ class BezierCurve(AbstractMethod):
                 f"{running[0]} is not a weight and has no value along the curve; give networks without "
                 "running statistics, such as ones with filter response or group normalisation"
             )
-        self.start, self.end = ({k: v.detach().clone() for k, v in each.items()} for each in weights)
+        self.start, self.end = ({k: v.detach().clone() for k, v in state.items()} for state in weights)
         self.student = copy.deepcopy(start).requires_grad_(True)  # φ in the shape of a network
         with torch.no_grad():
             for name, weight in self.student.named_parameters(remove_duplicate=False):
                 weight.copy_((self.start[name] + self.end[name]) / 2)
-        self.place = _Place(self.start, self.student, self.end)
+        self.curve_point = _CurvePoint(self.start, self.student, self.end)
 
     @torch.no_grad()
     def at(self, alpha: float) -> nn.Module:
@@ -75,7 +75,7 @@ class BezierCurve(AbstractMethod):
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha is {alpha}; the curve goes from 0 to 1")
         network = copy.deepcopy(self.student)
-        network.load_state_dict(self.place.weights(alpha))
+        network.load_state_dict(self.curve_point.weights(alpha))
         return network.eval().requires_grad_(False)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -83,7 +83,7 @@ class BezierCurve(AbstractMethod):
         if batch.labels is None:
             raise ValueError("a curve learns from labels and the data has none; give (images, labels)")
         alpha = torch.rand((), generator=batch.generator, device=batch.images.device)
-        return F.cross_entropy(at_least_float32(self.place(batch.images, alpha)), batch.labels)
+        return F.cross_entropy(at_least_float32(self.curve_point(batch.images, alpha)), batch.labels)
 
     def model(self) -> nn.Module:
         """The network at the curve's centre."""
@@ -91,7 +91,7 @@ class BezierCurve(AbstractMethod):
 
     def networks(self) -> Sequence[nn.Module]:
         """The network at a place of the curve."""
-        return [self.place]
+        return [self.curve_point]
 
     def teachers(self) -> Sequence[Teacher]:
         """None: the labels teach."""

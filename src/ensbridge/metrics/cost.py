@@ -44,22 +44,22 @@ def count_macs(module: nn.Module, *inputs: Any, convs_only: bool = False) -> int
 @contextmanager
 def _untouched(module: nn.Module, inputs: tuple[Any, ...]) -> Iterator[dict[str, Tensor]]:
     """Eval mode, with copies of the buffers to run on; training flags and random state return on leaving."""
-    training = [(each, each.training) for each in module.modules()]
+    training = [(part, part.training) for part in module.modules()]
     tensors = [
         *module.parameters(),
         *module.buffers(),
-        *(each for each in inputs if isinstance(each, Tensor)),
+        *(tensor for tensor in inputs if isinstance(tensor, Tensor)),
     ]
-    gpus = sorted({each.device.index for each in tensors if each.is_cuda})
+    gpus = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
     try:
         # Flags are set one by one: a module may override train(), say to keep frozen parts in eval mode.
-        for each, _ in training:
-            each.training = False
+        for part, _ in training:
+            part.training = False
         with torch.random.fork_rng(devices=gpus):
             yield {name: buffer.clone() for name, buffer in module.named_buffers()}
     finally:
-        for each, was_training in training:
-            each.training = was_training
+        for part, was_training in training:
+            part.training = was_training
 
 
 @contextmanager

@@ -59,8 +59,8 @@ def member_groups(members: int, bridges: int) -> list[tuple[int, ...]]:
             f"{bridges} bridges were asked for {members} members; each needs a member beside the source, "
             f"so give 1 to {members - 1}"
         )
-    each, more = divmod(members - 1, bridges)
-    sizes = [each + (index < more) for index in range(bridges)]
+    size, more = divmod(members - 1, bridges)
+    sizes = [size + (index < more) for index in range(bridges)]
     ends = list(accumulate(sizes, initial=1))
     return [(0, *range(start, stop)) for start, stop in pairwise(ends)]
 
@@ -101,17 +101,18 @@ class Ensemble(nn.Module):
         if len(paths) == 0:
             raise ValueError("an ensemble was given 0 files; it needs at least 1")
         builds = list(build) if isinstance(build, Sequence) else [build] * len(paths)
-        for each in builds:
-            if isinstance(each, nn.Module) or not callable(each):
+        for builder in builds:
+            if isinstance(builder, nn.Module) or not callable(builder):
                 raise ValueError(
-                    f"build is a {type(each).__name__}; give a function that builds it, such as lambda: Net()"
+                    f"build is a {type(builder).__name__}; give a function that builds it, such as lambda: "
+                    "Net()"
                 )
         if len(builds) != len(paths):
             raise ValueError(
                 f"there are {len(builds)} functions for {len(paths)} files; give one, or one each"
             )
         source = load_weights(builds[0](), Path(paths[0]))
-        others = [StoredNetwork(path, own) for path, own in zip(paths[1:], builds[1:], strict=True)]
+        others = [StoredNetwork(path, builder) for path, builder in zip(paths[1:], builds[1:], strict=True)]
         return cls([source, *others])
 
     def __len__(self) -> int:
@@ -180,11 +181,11 @@ def try_members(ensemble: Ensemble, images: Tensor) -> None:
     classes = 0
     for number, member in enumerate(ensemble.members, 1):
         remedy = "give the function that prepares them for it in preprocess="
-        found = try_network(member, images, f"member {number}", remedy)
-        classes = classes or found
-        if found != classes:
+        count = try_network(member, images, f"member {number}", remedy)
+        classes = classes or count
+        if count != classes:
             raise ValueError(
-                f"member {number} has {found} classes, the first {classes}; all must have the same"
+                f"member {number} has {count} classes, the first {classes}; all must have the same"
             )
 
 
@@ -216,7 +217,7 @@ def try_network(net: nn.Module, images: Tensor, name: str, remedy: str) -> int:
 
 
 def _obvious_remedy(images: Tensor, net: nn.Module) -> str | None:
-    dtype = next((each.dtype for each in net.parameters() if each.is_floating_point()), images.dtype)
+    dtype = next((weight.dtype for weight in net.parameters() if weight.is_floating_point()), images.dtype)
     if images.dtype != dtype:
         return f"give images as {dtype}, as its weights are"
     if images.shape[-1] in (1, 3, 4) and images.shape[1] not in (1, 3, 4):
@@ -242,8 +243,10 @@ def weights_digest(net: nn.Module) -> str:
 
 def stack_logits(logits: Sequence[Tensor]) -> Tensor:
     """Members' logits as one tensor (M, B, K) of at least float32; what cannot be averaged is refused."""
-    if any(each.shape != logits[0].shape for each in logits):
-        counts = ", ".join(f"member {index + 1}: {tuple(each.shape)}" for index, each in enumerate(logits))
+    if any(output.shape != logits[0].shape for output in logits):
+        counts = ", ".join(
+            f"member {index + 1}: {tuple(output.shape)}" for index, output in enumerate(logits)
+        )
         raise ValueError(
             f"members give logits of different shapes ({counts}); all must have the same classes"
         )

@@ -32,7 +32,7 @@ def list_features(net: nn.Module, image: Tensor) -> list[Feature]:
     """Every module's output that is a map, tokens or a vector, in the order in which they are computed.
 
     >>> net = nn.Sequential(nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU()), nn.Flatten(), nn.Linear(16, 3))
-    >>> [(each.name, tuple(each.output.shape)) for each in list_features(net, torch.rand(1, 1, 2, 2))]
+    >>> [(f.name, tuple(f.output.shape)) for f in list_features(net, torch.rand(1, 1, 2, 2))]
     [('0.0', (1, 4, 2, 2)), ('0.1', (1, 4, 2, 2)), ('0', (1, 4, 2, 2)), ('1', (1, 16)), ('2', (1, 3))]
     """
     net = uncompiled(net)
@@ -47,12 +47,12 @@ def list_features(net: nn.Module, image: Tensor) -> list[Feature]:
         run_with_hooks(net, _two_of(image), hooks)
     total = max(counter.get_total_flops(), 1)
     runs = Counter(name for name, _, _ in seen)
-    found: list[Feature] = []
+    features: list[Feature] = []
     for name, output, flops in seen:
         tensor = output[0] if isinstance(output, tuple | list) and output else output
         if isinstance(tensor, Tensor) and runs[name] == 1 and _trouble(tensor) is None:
-            found.append(Feature(name, tensor[:1].detach(), flops / total))
-    return found
+            features.append(Feature(name, tensor[:1].detach(), flops / total))
+    return features
 
 
 def _names_of(net: nn.Module) -> dict[str, nn.Module]:
@@ -114,25 +114,27 @@ def choose_feature(
     if not budget > 1:
         raise ValueError(f"budget is {budget}; it must be above 1, such as 1.2 times the source's cost")
     if feature is not None:
-        found, why = [_named(source, image, feature)], "as asked"
+        candidates, why = [_named(source, image, feature)], "as asked"
     else:
-        found, why = _stages(source, list_features(source, image)), f"the earliest that fits ×{budget:g}"
+        candidates, why = _stages(source, list_features(source, image)), f"the earliest that fits ×{budget:g}"
     with _evaluating(source):
         classes = forward_with_features(source, _two_of(image))[0].shape[-1]
     whole = count_macs(source, image)
     allowed = (budget - 1) * whole / bridges
-    for each in found:
-        last = has_channels_last(each.output, image)
-        score = fitting_score(each.output, classes, allowed, last)
+    for candidate in candidates:
+        last = has_channels_last(candidate.output, image)
+        score = fitting_score(candidate.output, classes, allowed, last)
         if score is not None:
             state = torch.zeros(1, classes), torch.ones(1)
-            ratio = 1 + bridges * count_macs(score, torch.zeros(each.output.shape), *state) / whole
-            shape = "×".join(map(str, each.output.shape[1:])) + (", channels last" if last else "")
-            words = (
-                f"bridges read {each.name!r}, {why} (its output is {shape}); ×{ratio:.2f} the source's MACs"
-            )
-            return FeatureChoice(each.name, score, ratio, words)
-    prices = [cheapest_macs(each.output, classes, has_channels_last(each.output, image)) for each in found]
+            ratio = 1 + bridges * count_macs(score, torch.zeros(candidate.output.shape), *state) / whole
+            shape = "×".join(map(str, candidate.output.shape[1:])) + (", channels last" if last else "")
+            output = f"its output is {shape}"
+            words = f"bridges read {candidate.name!r}, {why} ({output}); ×{ratio:.2f} the source's MACs"
+            return FeatureChoice(candidate.name, score, ratio, words)
+    prices = [
+        cheapest_macs(candidate.output, classes, has_channels_last(candidate.output, image))
+        for candidate in candidates
+    ]
     if not prices:
         raise ValueError(
             "the source has no feature there that a bridge can read; name a module that returns a map, "
@@ -159,11 +161,13 @@ def _named(source: nn.Module, image: Tensor, feature: str) -> Feature:
 
 def _stages(source: nn.Module, features: list[Feature]) -> list[Feature]:
     """The features that are worth reading, the best first: of blocks, not of layers inside them or alone."""
-    within = [each for each in features if EARLIEST <= each.share <= LATEST] or features[:-1]
+    within = [feature for feature in features if EARLIEST <= feature.share <= LATEST] or features[:-1]
     modules = _names_of(source)
-    whole = [each.name for each in within if type(modules[each.name]).forward is not nn.Sequential.forward]
-    outer = [each for each in within if not any(each.name.startswith(f"{name}.") for name in whole)]
-    return sorted(outer, key=lambda each: not _is_block(modules[each.name]))
+    whole = [
+        feature.name for feature in within if type(modules[feature.name]).forward is not nn.Sequential.forward
+    ]
+    outer = [feature for feature in within if not any(feature.name.startswith(f"{name}.") for name in whole)]
+    return sorted(outer, key=lambda feature: not _is_block(modules[feature.name]))
 
 
 def _is_block(module: nn.Module) -> bool:

@@ -52,8 +52,8 @@ def find_module(net: nn.Module, name: str) -> nn.Module:
 def _unknown_feature(net: nn.Module, name: str) -> str:
     name = plain_name(name)
     # A shared module has several names, all of them good.
-    names = dict.fromkeys(plain_name(each) for each, _ in net.named_modules(remove_duplicate=False))
-    there = [each for each in names if each and each.count(".") <= name.count(".")]
+    names = dict.fromkeys(plain_name(other) for other, _ in net.named_modules(remove_duplicate=False))
+    there = [other for other in names if other and other.count(".") <= name.count(".")]
     listed = ", ".join(there[:30]) + (", …" if len(there) > 30 else "")
     return f"feature {name!r} is not a module of the source; it has: {listed}"
 
@@ -164,7 +164,9 @@ def run_with_hooks(net: nn.Module, images: Tensor, hooks: Mapping[nn.Module, Seq
     """
     if not _is_exported():
         return _copy_with_hooks(net, hooks, {})(images)
-    handles = [module.register_forward_hook(hook) for module, own in hooks.items() for hook in own]
+    handles = [
+        module.register_forward_hook(hook) for module, registered in hooks.items() for hook in registered
+    ]
     try:
         return net(images)
     finally:
@@ -227,7 +229,7 @@ def _bound_to(copied: nn.Module, function: object, module: nn.Module) -> object:
     if isinstance(function, types.MethodType) and function.__self__ is module:
         return functools.partial(function.__func__, copied)
     if isinstance(function, functools.partial):
-        arguments = [copied if each is module else each for each in function.args]
+        arguments = [copied if argument is module else argument for argument in function.args]
         return functools.partial(function.func, *arguments, **function.keywords)
     return function
 
@@ -237,7 +239,7 @@ class FeatureExtractor(nn.Module):
 
     >>> import torch
     >>> extract = FeatureExtractor(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), "0")
-    >>> [each.shape for each in extract(torch.rand(2, 4))]
+    >>> [tensor.shape for tensor in extract(torch.rand(2, 4))]
     [torch.Size([2, 3]), torch.Size([2, 8])]
     """
 

@@ -113,14 +113,14 @@ def _reason(error: Exception) -> str:
 
 def _renamed(state: Mapping[str, Any], net: nn.Module) -> Mapping[str, Any]:
     """A state with the names that the network has for its weights, where wrappers are all that differs."""
-    own = {plain_name(name): name for name in net.state_dict()}
-    if set(state) == set(own.values()):
+    names = {plain_name(name): name for name in net.state_dict()}
+    if set(state) == set(names.values()):
         return state
-    found = {plain_name(str(name)): value for name, value in state.items()}
-    wrappers = [each for each in WRAPPERS if not any(name.startswith(each) for name in own)]
-    while wrapper := next((each for each in wrappers if _is_before_all(each, found)), None):
-        found = {name.removeprefix(wrapper): value for name, value in found.items()}
-    return {own.get(name, name): value for name, value in found.items()}
+    tensors = {plain_name(str(name)): value for name, value in state.items()}
+    wrappers = [prefix for prefix in WRAPPERS if not any(name.startswith(prefix) for name in names)]
+    while wrapper := next((prefix for prefix in wrappers if _is_before_all(prefix, tensors)), None):
+        tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
+    return {names.get(name, name): value for name, value in tensors.items()}
 
 
 def _is_before_all(wrapper: str, state: Mapping[str, Any]) -> bool:
@@ -129,21 +129,21 @@ def _is_before_all(wrapper: str, state: Mapping[str, Any]) -> bool:
 
 def _difference(state: Mapping[str, Any], net: nn.Module) -> str:
     """In what a state is not that of a network, in words; empty where nothing is found."""
-    own = net.state_dict()
+    expected = net.state_dict()
     other = [
-        f"{name} is {tuple(value.shape)} there and {tuple(own[name].shape)} in the network"
+        f"{name} is {tuple(value.shape)} there and {tuple(expected[name].shape)} in the network"
         for name, value in state.items()
-        if isinstance(value, Tensor) and name in own and not is_lazy(own[name])
-        if value.shape != own[name].shape
+        if isinstance(value, Tensor) and name in expected and not is_lazy(expected[name])
+        if value.shape != expected[name].shape
     ]
-    missing = [name for name in own if name not in state]
-    unexpected = [name for name in state if name not in own]
-    found = [
+    missing = [name for name in expected if name not in state]
+    unexpected = [name for name in state if name not in expected]
+    problems = [
         ("it lacks", missing),
         ("it also holds", unexpected),
         ("of other shapes:", other),
     ]
-    return "; ".join(f"{words} {_few(names)}" for words, names in found if names)
+    return "; ".join(f"{words} {_few(names)}" for words, names in problems if names)
 
 
 def _few(names: Sequence[str]) -> str:

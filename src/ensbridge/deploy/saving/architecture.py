@@ -58,10 +58,10 @@ class Architecture:
         name = f"{type(net).__module__}.{type(net).__qualname__}"
         for build, kind in OURS.items():
             if type(net) is kind:
-                found = cls(name, build, net.arguments)
+                described = cls(name, build, net.arguments)
                 with torch.device("meta"):
                     again = kind(**net.arguments)
-                return found if same_plan(again, net) else cls(name)
+                return described if same_plan(again, net) else cls(name)
         return cls(name)
 
     def builder(self, allow: Collection[str], where: str) -> Build:
@@ -101,14 +101,14 @@ def by_recipe(net: nn.Module, build: str, arguments: Mapping[str, Any] | None) -
         raise ValueError(f"build is {build!r}, which no other program can import; move it into a module")
     if not _PATH.fullmatch(build):
         raise ValueError(f"build is {short(build)}; give such as 'package.module:name'")
-    found = Architecture(name, build, plain)
-    made = on_meta(found.builder([build], "the source"), limit=len(net.state_dict()))
+    architecture = Architecture(name, build, plain)
+    made = on_meta(architecture.builder([build], "the source"), limit=len(net.state_dict()))
     if not same_plan(made, net):
         wrapped = ", and let it return a Preprocessed" if isinstance(net, Preprocessed) else ""
         raise ValueError(
             f"build {build!r} with these arguments does not make the source; check both{wrapped}"
         )
-    return found
+    return architecture
 
 
 class _Limit(TorchFunctionMode):
@@ -196,13 +196,13 @@ def _names_device(arguments: Mapping[str, Any]) -> bool:
     """Whether decoded JSON has the key "device" anywhere."""
     left: list[Any] = [arguments]
     while left:
-        each = left.pop()
-        if isinstance(each, Mapping):
-            if "device" in each:
+        item = left.pop()
+        if isinstance(item, Mapping):
+            if "device" in item:
                 return True
-            left += each.values()
-        elif isinstance(each, list):
-            left += each
+            left += item.values()
+        elif isinstance(item, list):
+            left += item
     return False
 
 
@@ -228,18 +228,18 @@ def _find(build: str, allow: Collection[str], where: str) -> Callable[..., objec
     if not exact and (reason := _path_refused(build, allow)):
         raise ValueError(f"{said}, {reason}; {remedy}")
     try:
-        found = getattr(import_module(module), name)
+        target = getattr(import_module(module), name)
     except Exception as error:  # a module may fail in any way while it is imported
         raise ValueError(
             f"{said}, which cannot be imported ({one_line(error)}); install it, or go where it is"
         ) from error
-    if not _is_net(found) and not inspect.isfunction(found):
+    if not _is_net(target) and not inspect.isfunction(target):
         raise ValueError(f"{said}, which is no network and no function; pass the network as source=")
-    if _inside(found.__module__, ["ensbridge"]):
+    if _inside(target.__module__, ["ensbridge"]):
         raise ValueError(ours)
-    if not exact and (reason := _object_refused(found, allow)):
+    if not exact and (reason := _object_refused(target, allow)):
         raise ValueError(f"{said}, {reason}; {remedy}")
-    return found
+    return target
 
 
 def _path_refused(build: str, allow: Collection[str]) -> str | None:
@@ -254,22 +254,22 @@ def _path_refused(build: str, allow: Collection[str]) -> str | None:
     return None
 
 
-def _object_refused(found: Any, allow: Collection[str]) -> str | None:
+def _object_refused(target: Any, allow: Collection[str]) -> str | None:
     """Why no allowed package admits what is at a path."""
-    if not _is_net(found):
+    if not _is_net(target):
         return "which is a function, and a package is allowed for its classes alone"
-    if not _inside(found.__module__, allow):
+    if not _inside(target.__module__, allow):
         return "which is not of an allowed package"
-    bases = [base.__module__ for base in found.__mro__]
+    bases = [base.__module__ for base in target.__mro__]
     if any(_inside(base, ["torch"]) and not _inside(base, [_LAYERS]) for base in bases):
         return "which has a base in torch that is no plain layer and may run code that it is given"
     return None
 
 
-def _is_net(found: object) -> bool:
-    return inspect.isclass(found) and issubclass(found, nn.Module)
+def _is_net(target: object) -> bool:
+    return inspect.isclass(target) and issubclass(target, nn.Module)
 
 
 def _inside(module: str | None, packages: Collection[str]) -> bool:
     """Whether a module is one of these or below one; what was made at run time may have none."""
-    return any(f"{module}.".startswith(f"{each}.") for each in packages)
+    return any(f"{module}.".startswith(f"{package}.") for package in packages)

@@ -69,14 +69,14 @@ def pack(model: nn.Module) -> tuple[bytes, dict[str, str]]:
 
 def digest(path: Path) -> str:
     """The SHA-256 of a file, read piece by piece."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     try:
         with open(path, "rb") as file:
             while piece := file.read(2**20):
-                found.update(piece)
+                sha256.update(piece)
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
-    return found.hexdigest()
+    return sha256.hexdigest()
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def layout_of_file(file: Any, where: str) -> Layout:
 
 def layout_of(model: nn.Module) -> Layout:
     """What a model has."""
-    return {name: Entry(tuple(each.shape), each.dtype) for name, each in _tensors(model).items()}
+    return {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in _tensors(model).items()}
 
 
 def compare(
@@ -116,14 +116,14 @@ def compare(
                 f"{where}: {short(alias)} cannot be the tensor {short(name)}, as is described; {remedy}"
             )
     for name, entry in here.items():
-        found = there.get(tied.get(name, name))
-        if found is None:
+        stored = there.get(tied.get(name, name))
+        if stored is None:
             raise ValueError(f"{where} has no {short(name)}, which the model has; {remedy}")
         # Weights may be of any floating type, as a model may be; counters and masks are what they are.
-        floats = [each.dtype is not None and each.dtype.is_floating_point for each in (found, entry)]
-        fits = found.dtype == entry.dtype or all(floats)
-        if found.shape != entry.shape or not fits:
-            raise ValueError(f"{where} has {short(name)} as {found}, the model as {entry}; {remedy}")
+        floats = [side.dtype is not None and side.dtype.is_floating_point for side in (stored, entry)]
+        fits = stored.dtype == entry.dtype or all(floats)
+        if stored.shape != entry.shape or not fits:
+            raise ValueError(f"{where} has {short(name)} as {stored}, the model as {entry}; {remedy}")
     for name in there:
         if name not in here:
             raise ValueError(f"{where} has {short(name)}, which the model has not; {remedy}")
@@ -135,7 +135,7 @@ def check_values(model: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
     In a buffer infinity is let through: masks hold it.
     """
     weights = {
-        name for name, each in _tensors(model, keep_vars=True).items() if isinstance(each, nn.Parameter)
+        name for name, tensor in _tensors(model, keep_vars=True).items() if isinstance(tensor, nn.Parameter)
     }
     for name, tensor in tensors.items():
         wrong = tensor[~tensor.isfinite()] if name in weights else tensor[tensor.isnan()]
@@ -156,8 +156,8 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str
         target.data.copy_(wanted[name])
     for alias, name in tied.items():
         _tie(model, alias, name)
-    for name, found in _tensors(model).items():
-        if not _equal(found, wanted[name]):
+    for name, tensor in _tensors(model).items():
+        if not _equal(tensor, wanted[name]):
             raise ValueError(
                 f"{short(name)} did not keep its saved values: the network ties it to another tensor, or "
                 "makes it anew; give the source as it was saved"
@@ -184,14 +184,17 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _tensors(net: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:
     """Weights and buffers by name, without what else a module may keep in its state."""
     state = net.state_dict(keep_vars=keep_vars)
-    return {name: each for name, each in state.items() if isinstance(each, Tensor)}
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _tie(model: nn.Module, alias: str, name: str) -> None:
     """Let a module hold the very tensor of another, as it was when it was saved."""
-    (owner, own), (other, theirs) = (each.rpartition(".")[::2] for each in (alias, name))
-    mine, tensor = getattr(model.get_submodule(owner), own), getattr(model.get_submodule(other), theirs)
+    (owner, attribute), (other, other_attribute) = (path.rpartition(".")[::2] for path in (alias, name))
+    mine, tensor = (
+        getattr(model.get_submodule(owner), attribute),
+        getattr(model.get_submodule(other), other_attribute),
+    )
     if type(mine) is not type(tensor):
         raise ValueError(f"{alias} cannot be the tensor {name}: one is a weight, one a buffer; {COPY_AGAIN}")
     if mine is not tensor:
-        setattr(model.get_submodule(owner), own, tensor)
+        setattr(model.get_submodule(owner), attribute, tensor)
