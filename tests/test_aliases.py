@@ -16,6 +16,7 @@ import ensbridge as eb
 from _recipe import tiny
 from ensbridge.evaluation.scores import read_scores
 from ensbridge.experiments import run_recipe
+from ensbridge.experiments.run import _check_schedule
 
 OLD = Path(__file__).parent / "files_v0_1"
 
@@ -60,4 +61,32 @@ def test_modules_are_importable_under_their_other_names() -> None:
     code = "import ensbridge.nets, ensbridge.models, ensbridge.cost; from ensbridge.nets import ResNet; "
     code += "assert ensbridge.nets is ensbridge.models and ensbridge.models.ResNet is ResNet; "
     code += "assert ensbridge.cost.__name__ == 'ensbridge.metrics.cost'"
+    code += "; assert ensbridge.models.__spec__.name == 'ensbridge.models'"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def config(changes: list[str]) -> dict[str, object]:
+    """What version 0.1 wrote of a run of CIFAR-10."""
+    plan = {"name": "cifar10", "preset": "default", "changes": changes}
+    return {"plan": plan, "recipe": {"kl_heat": 1.5, "bridge": {"temperature": {"base": 4.0}}}, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ([], []),
+        (["kl_heat=1.5"], ["kl_temperature=6.0"]),
+        ([" kl_heat = 1.5", "members=4"], ["members=4", "kl_temperature=6.0"]),
+        (["bridge.temperature.base=4"], ["bridge.temperature.base=4", "kl_temperature=6.0"]),
+    ],
+)
+def test_changes_of_an_old_run_are_those_of_today(old: list[str], new: list[str], tmp_path: Path) -> None:
+    plan, _ = eb.experiments.Plan.from_config(config(old), tmp_path)
+    assert (plan.changes, plan.schedule) == (tuple(new), "paper")
+
+
+def test_an_old_run_is_resumed_by_the_schedule_that_it_had(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config([])))
+    with pytest.raises(ValueError, match="--schedule paper"):
+        _check_schedule(tmp_path, eb.experiments.Plan("cifar10"))
+    _check_schedule(tmp_path, eb.experiments.Plan("cifar10", schedule="paper"))

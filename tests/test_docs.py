@@ -8,7 +8,8 @@ import pytest
 import typer
 import typer.core
 
-import ensbridge.cli  # noqa: F401 - registers the commands
+import ensbridge
+import ensbridge.cli  # registers the commands
 from ensbridge.cli.base import app
 
 ROOT = Path(__file__).parents[1]
@@ -65,3 +66,12 @@ def test_every_page_is_linked_in_the_navigation_and_every_link_has_a_target() ->
         assert re.search(rf"\b{re.escape(page.name)}$", navigation, re.MULTILINE), page.name
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), (page.name, target)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_public_name_that_a_page_mentions_exists(page: Path) -> None:
+    text = "\n".join(blocks(page, "python")) + "\n".join(re.findall(r"`([^`\n]+)`", page.read_text()))
+    for path in set(re.findall(r"\beb((?:\.[A-Za-z_]\w*)+)", text)):
+        value: object = ensbridge
+        for name in path.strip(".").split("."):
+            value = getattr(value, name)

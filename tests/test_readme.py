@@ -30,7 +30,7 @@ def test_the_readmes_example_runs(
     logits = names["logits"]
     assert isinstance(logits, torch.Tensor)
     torch.testing.assert_close(eb.load(tmp_path / "model")(data.test.images[:4]), logits)
-    assert "worth it" in capsys.readouterr().out
+    assert re.search("^(not )?worth it", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_readmes_table_is_what_was_measured() -> None:
@@ -45,6 +45,15 @@ def test_the_readmes_table_is_what_was_measured() -> None:
             f"{row[score]['mean']:.{digits}f}" for score, digits in (("acc", 2), ("nll", 3), ("cnll", 3))
         ]
         assert float(cells[3].split()[0]) == pytest.approx(row["dee"]["mean"], abs=0.005)
+
+
+def test_what_the_readme_says_is_due_to_the_ensemble_is_what_was_measured() -> None:
+    scores, text = json.loads((RESULTS / "cifar10.json").read_text()), README.read_text().replace("\n", " ")
+    gain = scores["better than the control"]["KL, T = 4"]["all seeds"]
+    assert f"{gain['nll']:.4f} ± {gain['error']:.4f} of the gain is due to" in text
+    (second,) = [row for row in scores["second set of members"] if row["model"] == "+1 DBN (KL, T = 4)"]
+    ((nll, error),) = second["below its control's NLL"]
+    assert f"({nll:.4f} ± {error:.4f} of NLL)".replace("-", "−") in text
 
 
 def test_the_readme_names_the_two_commands_and_no_placeholder_is_left() -> None:

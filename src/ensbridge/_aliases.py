@@ -26,12 +26,15 @@ class _Finder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self) if fullname in MODULES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module itself, which knows its own name only."""
-        return import_module(MODULES[spec.name])
+        """The module itself, under its own name."""
+        module = import_module(MODULES[spec.name])
+        spec.loader_state = module.__spec__  # which the import system is about to replace
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do; the module goes on under its own name."""
-        sys.modules[module.__name__] = module
+        """Nothing is left to do but to give the module its own description back."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
 
 
 def install() -> None:
@@ -114,8 +117,9 @@ def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
         return config
     changes = plan.get("changes")
     if isinstance(changes, list) and all(isinstance(change, str) for change in changes):
-        warmer = [change for change in changes if change.startswith(("kl_heat", "bridge.temperature.base"))]
-        changes = [change for change in changes if not change.startswith("kl_heat")]
+        named = [change.partition("=")[0].strip() for change in changes]
+        warmer = {"kl_heat", "bridge.temperature.base"} & set(named)
+        changes = [change for change, name in zip(changes, named, strict=True) if name != "kl_heat"]
         changes += [f"kl_temperature={new['kl_temperature']}"] if warmer else []
     schedule = "published" if plan.get("name") == "digits" else "paper"
     return config | {"plan": plan | {"changes": changes, "schedule": schedule}, "recipe": new}
@@ -133,3 +137,6 @@ def upgrade_model(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "source_logit_weight" if name == "source_share" else name: value for name, value in config.items()
     }
+
+
+RENAMED_FIELDS = {"kl_heat": "kl_temperature, which is absolute", "rivals_of": "baselines_for"}  # of a recipe

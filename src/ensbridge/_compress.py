@@ -42,7 +42,7 @@ MINUTES = 1.5  # how long it trains unless the user says; with the rest, about t
 TEMPERATURES = (2.0, 4.0)  # how far the source may be trusted; labelled validation images choose
 SLACK = 1.1  # by how much training may take longer than that
 EMA = 0.995
-TRIED, FEWEST_TO_CALIBRATE = 8, 20  # images
+TRIED, MIN_TO_CALIBRATE = 8, 20  # images
 
 
 @random_state_kept()
@@ -312,7 +312,7 @@ def _selected(
     tried = ", ".join(f"{t:g} (NLL {loss:.4f})" for t, loss in zip(temperatures, losses, strict=True))
     say(f"validation chose T = {temperatures[best]:g} of {tried}")
     fitted = fit_temperature(log_probs[best], val.labels)
-    if calibrate and (len(val) < FEWEST_TO_CALIBRATE or not 0.02 < fitted < 50):
+    if calibrate and (len(val) < MIN_TO_CALIBRATE or not 0.02 < fitted < 50):
         say(f"not calibrated: {len(val)} validation images gave a temperature of {fitted:.3g}; give more")
     elif calibrate:
         fast.temperature, fast.source_logit_weight = fit_calibration(log_probs[best], source, val.labels)

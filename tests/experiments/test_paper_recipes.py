@@ -96,6 +96,12 @@ def test_the_published_schedule_is_that_of_the_results(name: str, epochs: int) -
     assert own.bn_fit.warmup_steps == 400
 
 
+def test_baselines_follow_a_changed_length_in_the_published_schedule_too() -> None:
+    own = Plan("cifar10", changes=("bridge_fit.epochs=640", "ed_fit.epochs=5")).recipe()
+    assert {fit.epochs for fit in (own.bridge_fit, own.kl_fit, own.end2_fit, own.bn_fit)} == {640}
+    assert own.ed_fit.epochs == 5
+
+
 @pytest.mark.parametrize("name", ["tiny-imagenet", "imagenet64"])
 def test_what_was_not_run_has_the_papers_schedule(name: str) -> None:
     published, paper = (recipe(name, schedule=schedule) for schedule in ("published", "paper"))

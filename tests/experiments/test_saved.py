@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import _recipe
 import ensbridge as eb
@@ -17,7 +18,7 @@ from ensbridge.experiments import evaluate_saved
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     fast = eb.FastEnsemble(_recipe.member(), [Bridge(_recipe.score("none")).one_step()], "stages.0.0")
-    fast.save(tmp_path / "model", image_shape=(1, 8, 8))
+    fast.save(tmp_path / "model", image_shape=(1, 8, 8), class_names=["a", "b", "c"])
     return tmp_path / "model"
 
 
@@ -47,3 +48,24 @@ def test_the_scores_are_those_of_evaluate(model: Path, tmp_path: Path) -> None:
 def test_images_of_another_shape_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\(1, 8, 8\).*\(1, 4, 4\)"):
         evaluate_saved(str(model), str(data(tmp_path, side=4)))
+
+
+def image_folder(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        for number in range(12):
+            Image.new("L", (8, 8), number).save(folder / name / f"{number}.png")
+    return folder
+
+
+def test_classes_of_other_names_are_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="1 is 'b' there and 'z' here"):
+        evaluate_saved(str(model), str(image_folder(tmp_path / "set", "a", "z")))
+
+
+def test_a_model_of_other_pixels_is_refused(model: Path, tmp_path: Path) -> None:
+    fast = eb.load(model)
+    fast.pixel_range = (-1.0, 1.0)
+    fast.save(model)
+    with pytest.raises(ValueError, match="from -1 to 1"):
+        evaluate_saved(str(model), str(data(tmp_path)))

@@ -73,7 +73,7 @@ def test_a_bridge_that_was_not_measured_cannot_be_chosen(name: str) -> None:
 def test_headline_beyond_the_largest_ensemble() -> None:
     summary = changed("+1 DBN", dee=">5", bridges=2)
     assert "One network + 2 bridges" in headline(summary)
-    assert "the NLL of more than 5 members, which cost ×5.0." in headline(summary)
+    assert "the NLL of more than 5 members, which cost more than ×5.0." in headline(summary)
 
 
 def test_headline_says_when_the_bridge_does_not_beat_one_network() -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from ensbridge.cli.base import ROOT, Quiet, Root, app, fail, say, tell
+from ensbridge.cli.models import Allow, allowed
 from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 from ensbridge.utils.text import command
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Seed = Annotated[
     int,
-    typer.Option(min=0, max=2**63 - 1, help="Decides every draw; the same seed gives the same scores."),
+    typer.Option(min=0, max=2**63 - 1, help="Random seed; the same seed gives the same scores."),
 ]
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN", help="Folders of runs that differ by their seeds.")
@@ -69,14 +70,22 @@ def train(
     ] = None,
     stage: Annotated[
         list[str] | None,
-        typer.Option(help="members, bridge, distill, baselines, tradeoff, capacity or all; may be repeated."),
+        typer.Option(
+            help="members, bridge, distill, baselines, tradeoff, capacity or all; may be repeated. "
+            "Without it, what the table needs: members, distill, baselines."
+        ),
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="default (right and fair), paper (as worded) or released (as its code).")
+        str,
+        typer.Option(
+            help="The method's switches: default (ours), paper (as it says) or released (as its code does)."
+        ),
     ] = "default",
     schedule: Annotated[
         str,
-        typer.Option(help="Length, batch and rate: published (as our results) or paper (800 epochs at 128)."),
+        typer.Option(
+            help="Epochs, batch and rate: published (of our results) or paper (on CIFAR 800 epochs at 128)."
+        ),
     ] = "published",
     out: Annotated[Path | None, typer.Option(help="Folder of the run; the same command resumes it.")] = None,
     seed: Seed = 0,
@@ -99,12 +108,12 @@ def train(
     """
     from ensbridge.experiments import Plan, train_recipe
     from ensbridge.experiments import dry_run as describe_training
-    from ensbridge.experiments.table import STAGES
+    from ensbridge.experiments.table import STAGES, TABLE_STAGES
     from ensbridge.training.distributed import rank_zero_only
     from ensbridge.training.fit import TimeBudgetExceeded
 
     plan = Plan(recipe, preset, tuple(changes or ()), schedule, root)  # type: ignore[arg-type]
-    asked = dict.fromkeys(stage or ["all"])
+    asked = dict.fromkeys(stage or TABLE_STAGES)
     stages = tuple(dict.fromkeys(s for name in asked for s in (STAGES if name == "all" else [name])))
     folder = out or Path("runs") / recipe
     words = f"{folder} is trained: {', '.join(stages)}. To measure it: {command('evaluate', folder)}"
@@ -125,7 +134,7 @@ def train(
 def evaluate(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Folders of runs that differ by their seeds, or saved models."),
+        typer.Argument(metavar="RUN", help="Folders of runs that differ by their seeds, or saved models."),
     ],
     data: Annotated[
         str | None,
@@ -140,6 +149,8 @@ def evaluate(
         ),
     ] = None,
     root: Root = ROOT,
+    allow: Allow = None,
+    device: Annotated[str, typer.Option(help="Of saved models: auto, cpu or cuda.")] = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Measure trained runs, or saved models.
@@ -147,19 +158,21 @@ def evaluate(
     Of runs, which may differ by their seeds, it shows mean and spread, and writes scores.json into each one's
     folder. With --data it measures saved models, each beside its source alone.
 
-    Example: ensbridge evaluate runs/seed0 runs/seed1 runs/seed2
+    Example: ensbridge evaluate runs/cifar10
 
     Example: ensbridge evaluate zoo:cifar10 --data cifar10
     """
     if data is not None:
-        _evaluate_saved([str(model) for model in runs], data, root, corrupted, quiet)
+        if corrupted is not None:
+            fail("--corrupted is for runs; saved models are measured on --data alone", code=2)
+        _evaluate_saved([str(model) for model in runs], data, root, device, allowed(allow), quiet)
         return
     from ensbridge.evaluation.scores import summarise
     from ensbridge.experiments import check_runs, evaluate_run
     from ensbridge.training.distributed import rank_zero_only
 
     for run in runs:
-        if str(run).startswith(("zoo:", "hf:")):
+        if str(run).startswith(("zoo:", "hf:")) or (run / "model.safetensors").exists():
             fail(f"{run} is a saved model; say on what to measure it, such as --data cifar10", code=2)
     check_runs(runs)
     scores = []
@@ -175,16 +188,14 @@ def evaluate(
 
 
 def _evaluate_saved(
-    models: list[str], data: str, root: Path | None, corrupted: Path | None, quiet: bool
+    models: list[str], data: str, root: Path | None, device: str, allow: list[str], quiet: bool
 ) -> None:
     """Print a table for each saved model."""
     from ensbridge.experiments import evaluate_saved
 
-    if corrupted is not None:
-        fail("--corrupted is for runs; saved models are measured on --data alone", code=2)
     with progress_bars(quiet) as bars:
         for model in models:
-            bars.show(evaluate_saved(model, data, root, bars.stage).table())
+            bars.show(evaluate_saved(model, data, root, bars.stage, device, allow).table())
 
 
 @app.command()
@@ -200,7 +211,7 @@ def report(
 ) -> None:
     """Make a page of tables and figures from measured runs.
 
-    Example: ensbridge report runs/seed0 runs/seed1 runs/seed2 --out runs/report
+    Example: ensbridge report runs/quickstart
     """
     need("report")
     from ensbridge.evaluation.scores import read_scores, summarise

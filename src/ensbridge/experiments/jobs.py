@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -115,9 +116,25 @@ class Experiment:
     stages: Mapping[str, tuple[str, ...]]
     curves: tuple[CurveSpec, ...] = ()
 
+    def __post_init__(self) -> None:
+        before: set[str] = set()
+        for job in self.jobs:
+            if job.folder in before:
+                raise ValueError(f"two jobs have the folder {job.folder!r}; give each its own")
+            if unknown := set(job.needs) - before:
+                raise ValueError(
+                    f"{job.folder} needs {', '.join(sorted(unknown))}; no job before it has that folder"
+                )
+            before.add(job.folder)
+
     def job(self, folder: str) -> Job:
         """The job of a folder."""
-        return next(job for job in self.jobs if job.folder == folder)
+        for job in self.jobs:
+            if job.folder == folder:
+                return job
+        raise ValueError(
+            f"no job has the folder {folder!r}; there are: {', '.join(job.folder for job in self.jobs)}"
+        )
 
     def needed(self, folders: Iterable[str]) -> list[Job]:
         """The jobs of these folders and all that they need, in order."""
@@ -146,11 +163,9 @@ class Experiment:
 
 
 def by_group(jobs: Iterable[Job]) -> Iterator[tuple[str, list[Job]]]:
-    """Jobs whose progress is shown as one, in the order in which the first of each comes."""
-    groups: dict[str, list[Job]] = {}
-    for job in jobs:
-        groups.setdefault(job.group, []).append(job)
-    yield from groups.items()
+    """Jobs that follow each other and whose progress is shown as one."""
+    for group, members in groupby(jobs, key=lambda job: job.group):
+        yield group, list(members)
 
 
 def outline(jobs: Iterable[Job], images: int) -> list[str]:

@@ -83,7 +83,8 @@ def members_by_training(recipe: Recipe, count: int) -> list[Group]:
 
 def member_folders(recipe: Recipe, count: int) -> tuple[str, ...]:
     """The folders of the jobs that train the first so many members."""
-    return tuple(member_folder(group) for group in members_by_training(recipe, count))
+    groups = members_by_training(recipe, recipe.most_members)
+    return tuple(member_folder(group) for group in groups if group[0] < count)
 
 
 def trained_ensemble(run: Run, recipe: Recipe, count: int) -> Ensemble:

@@ -105,4 +105,5 @@ class Plan:
         words += ["--seed", str(seed)] if seed else []
         words += ["--preset", self.preset] if self.preset != "default" else []
         words += ["--schedule", self.schedule] if self.schedule != "published" else []
+        words += ["--root", str(self.root)] if self.root is not None else []
         return shlex.join(words)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import nn
 
+from ensbridge._aliases import RENAMED_FIELDS
 from ensbridge.bridge.bridge import BridgeConfig, Preset, ZInput
 from ensbridge.data.digits import Splits
 from ensbridge.evaluation.scores import Loss
@@ -60,7 +61,8 @@ class Recipe:
     baselines_for: tuple[int, ...] = ()  # sizes of ensembles for ED, EnD² and BN small, besides the target
     figure_members: int = 0  # of the trade-off and the capacity, where they are more than the table's
     members_together: int = 1  # how many are trained side by side, where a GPU has the memory
-    match_compute: bool = True  # whether baselines get as many epochs as the bridge and its distillation
+    match_compute: bool = True  # whether baselines get as many epochs as the bridge
+    count_distillation: bool = True  # whether those of its distillation count among them
     on_gpu: bool = True  # whether it is worth a GPU, where there is one
 
     @property
@@ -152,8 +154,9 @@ def describe(recipe: Recipe) -> dict[str, Any]:
             values[name] = asdict(value)
         elif not callable(value):
             values[name] = value
-    if recipe.members_together == 1:
-        del values["members_together"]
+    for name, off in (("members_together", 1), ("count_distillation", True)):
+        if values[name] == off:
+            del values[name]
     return values | nets
 
 
@@ -166,7 +169,7 @@ BASELINES = ("kl", "ed", "end2", "bn")  # whose `…_fit` has as many image pass
 
 
 def match_compute(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
-    """The recipe with as many epochs for each baseline as the bridge has, its distillation included.
+    """The recipe with as many epochs for each baseline as the bridge has.
 
     `but` names baselines whose epochs were set on purpose.
 
@@ -177,7 +180,8 @@ def match_compute(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
     if not recipe.match_compute:
         return recipe
     stages = distillation_grids(recipe.bridge.schedule.times().tolist(), recipe.bridge.distillation)
-    epochs = recipe.bridge_fit.epochs + len(stages) * recipe.distill_fit.epochs
+    epochs = recipe.bridge_fit.epochs
+    epochs += len(stages) * recipe.distill_fit.epochs if recipe.count_distillation else 0
     fits = {f"{name}_fit": getattr(recipe, f"{name}_fit") for name in BASELINES if name not in but}
     return replace(recipe, **{name: replace(fit, epochs=epochs) for name, fit in fits.items()})
 
@@ -197,6 +201,8 @@ def change(recipe: Recipe, assignment: str) -> Recipe:
 
 def _changed(holder: Any, path: list[str], text: str, whole: str) -> Any:
     here = [each.name for each in fields(holder) if _settable(holder, each.name)]
+    if path[0] in RENAMED_FIELDS:
+        raise ValueError(f"{whole} is now {RENAMED_FIELDS[path[0]]}; set that")
     if path[0] not in here:
         raise ValueError(f"{whole} is not a field of the recipe; at {path[0]!r} there are: {', '.join(here)}")
     old = getattr(holder, path[0])
@@ -220,6 +226,7 @@ _FIXED = (
     "train_images",
     "baselines_for",
     "match_compute",
+    "count_distillation",
     "on_gpu",
 )
 

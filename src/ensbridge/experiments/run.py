@@ -184,6 +184,8 @@ def _open(
     description = {"plan": named.to_json(), "recipe": describe(recipe), "seed": seed}
 
     def begin() -> Path:
+        if isinstance(plan, Plan) and (out / "config.json").is_file():
+            _check_schedule(out, plan)
         folder = RunFolder(out, description, ignore=("plan",), upgrade=upgrade_config)
         if train and in_words:  # the old words may be those of a recipe that has changed since
             folder.describe(description)
@@ -191,6 +193,16 @@ def _open(
 
     folder = engine.broadcast(begin) if engine else begin()
     return folder, Splits(*(part.to(place) for part in data))
+
+
+def _check_schedule(out: Path, plan: Plan) -> None:
+    """Refuse a folder of another schedule with the option that resumes it; versions before had only one."""
+    begun, _ = read_plan(out)
+    if (begun.name, begun.preset) == (plan.name, plan.preset) and begun.schedule != plan.schedule:
+        raise ValueError(
+            f"{out} was begun with the schedule {begun.schedule!r}; give --schedule {begun.schedule} to "
+            "resume it, or another --out"
+        )
 
 
 def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None) -> tuple[Scores, list[str]]:

@@ -109,12 +109,15 @@ def load_members(folder: Path | str, recipe: Recipe, first: str | None = None) -
 
     Where member 1 is not there, it is the source of the saved model that `first` names, such as zoo:cifar10.
     """
-    paths = sorted(Path(folder).glob("member-*.safetensors"), key=_number)
-    members = []
-    if not paths or _number(paths[0]) != 1:
-        if first is None:
-            raise ValueError(f"{folder} holds no member-1.safetensors; give a folder with members' weights")
-        members.append(load(first).source)
+    place = Path(folder)
+    count = sum(1 for _ in place.glob("member-*.safetensors"))
+    start = 1 if (place / "member-1.safetensors").exists() else 2
+    paths = [place / f"member-{number}.safetensors" for number in range(start, start + count)]
+    missing = [path.name for path in paths if not path.exists()]
+    if not count or missing or (start == 2 and first is None):
+        name = missing[0] if missing else "member-1.safetensors"
+        raise ValueError(f"{folder} holds no {name}; give a folder with the weights of every member")
+    members = [load(first).source] if start == 2 and first is not None else []
     for path in paths:
         net = recipe.member()
         net.load_state_dict(load_file(path))
@@ -139,10 +142,6 @@ def open_run(folder: Path | str, device: str = "auto") -> tuple[Run, Recipe]:
     place = choose_device(device, recipe)
     data = Splits(*(part.to(place) for part in recipe.load()))
     return Run(experiment_of(recipe, seed), folder, seed, data, silent, place), recipe
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.removeprefix("member-"))
 
 
 def limit_images(data: Splits, limit: int | None) -> Splits:

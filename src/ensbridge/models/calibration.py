@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ensbridge.metrics import fit_source_logit_weight, fit_temperature, nll_per_image, standard_error
 
-FEWEST_TO_SHARE = 100  # images
+MIN_IMAGES = 100  # images
 
 
 def calibrated(logits: Tensor, source: Tensor, temperature: float, source_logit_weight: float) -> Tensor:
@@ -34,7 +34,7 @@ def fit_calibration(log_probs: Tensor, source: Tensor, labels: Tensor) -> tuple[
     [False, True]
     """
     alone = fit_temperature(log_probs, labels), 0.0
-    if len(labels) < FEWEST_TO_SHARE:
+    if len(labels) < MIN_IMAGES:
         return alone
     halves = slice(0, None, 2), slice(1, None, 2)
     gains = []

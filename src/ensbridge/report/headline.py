@@ -73,7 +73,8 @@ def headline(summary: Summary) -> str:
     better = "".join(f" {sentence}" for sentence in _cheaper_and_better(summary, bridge))
     if bridge.worse_than_one:
         return f"{name}: {cost} of one network, and {_WORSE} by NLL{unknown}.{better}"
-    price = f", which cost ×{_mean(bridge, 'dee'):.1f}"
+    more = "more than " if bridge.dee_is_bound else ""
+    price = f", which cost {more}×{_mean(bridge, 'dee'):.1f}"
     members = _members(bridge, spread=True)
     return f"{name}: {cost} of one network, and the NLL of {members}{price}{unknown}.{better}"
 

@@ -146,7 +146,7 @@ class RunFolder:
             try:
                 return Checkpoint(*load_checkpoint(path, most), path)
             except ValueError as error:
-                warnings.warn(f"{error}; resuming from the one before it", stacklevel=2)
+                warnings.warn(f"{error}; using the one before it", stacklevel=2)
         return None
 
     def log(self, line: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from ensbridge.utils.progress import Advance, ignore
 
 ROUND = 0.5  # seconds that the fastest model is timed for in a round
 SHORT = 0.05  # a shorter call has an untimed one before it, so that each model finds its own caches
-FEWEST_CALLS, MOST_CALLS = 3, 200
+MIN_CALLS, MAX_CALLS = 3, 200
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -54,7 +54,7 @@ def time_rounds(
         return clock() - begun
 
     fastest = min(min(one(name) for _ in range(3)) for name in order)
-    calls = min(max(math.ceil(ROUND / fastest), FEWEST_CALLS), MOST_CALLS) if fastest > 0 else MOST_CALLS
+    calls = min(max(math.ceil(ROUND / fastest), MIN_CALLS), MAX_CALLS) if fastest > 0 else MAX_CALLS
     times: dict[str, list[float]] = {name: [] for name in order}
     begun = clock()
     for done in range(rounds):

@@ -183,6 +183,11 @@ def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None, main: 
         here, there = run.settings or {}, first.settings or {}
         if here != there:
             key = next(key for key in [*there, *here] if here.get(key) != there.get(key))
+            if key in ("schedule", "digest") and None in (here.get("schedule"), there.get("schedule")):
+                raise ValueError(
+                    f"{of_first} and {name} were measured by other versions, or with other contents, of "
+                    "their recipe; measure both again with ensbridge evaluate"
+                )
             raise ValueError(
                 f"{of_first} and {name} differ in their {key} ({there.get(key)} and {here.get(key)}); "
                 "give runs that differ by their seed alone"
