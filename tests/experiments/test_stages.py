@@ -15,6 +15,7 @@ from ensbridge.bridge.bridge import Preset
 from ensbridge.data import Augment
 from ensbridge.evaluation.scores import read_scores
 from ensbridge.experiments import Plan, Recipe, digits, dry_run, evaluate_run, run_recipe, train_recipe
+from ensbridge.experiments.jobs import Experiment, Job
 from ensbridge.experiments.parts import trained_ensemble
 from ensbridge.experiments.recipe import change
 from ensbridge.experiments.runner import Run
@@ -98,6 +99,28 @@ def test_as_many_members_side_by_side_as_there_are(tmp_path: Path) -> None:
     total, done = heard.stages["members"]
     assert total == sum(done) == 2
     assert dry_run(recipe, ["members"])[0].startswith("members   3 × member, 3 at a time ")
+
+
+def test_bridges_towards_fewer_members_than_are_trained_side_by_side(tmp_path: Path) -> None:
+    together, alone = (replace(tiny(), members_together=count) for count in (100, 1))
+    assert together.target < together.members
+    rows = []
+    for recipe, name in ((together, "together"), (alone, "alone")):
+        train_recipe(recipe, tmp_path / name, 3, ["bridge"])
+        rows.append(evaluate_run(tmp_path / name, recipe)[0].rows)
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("folders", "needs", "named"), [(["a", "a"], (), "'a'"), (["a", "b"], ("c",), "c"), (["a"], ("a",), "a")]
+)
+def test_jobs_that_cannot_be_trained_in_order_are_refused(
+    folders: list[str], needs: tuple[str, ...], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        Experiment(tuple(Job(folder, "group", {}, needs) for folder in folders), (), {})
+    with pytest.raises(ValueError, match="nope"):
+        Experiment((Job("a", "group", {}),), (), {}).job("nope")
 
 
 def test_words_that_give_the_same_recipe_take_the_place_of_the_old(tmp_path: Path) -> None:
