@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -135,3 +136,11 @@ def test_every_row_of_the_papers_cifar_10_table_has_a_name_here() -> None:
     made |= {f"{student} (DE-{size})" for student in ("ED", "EnD²") for size in sizes[1:]}
     made |= {f"+{size - 1} BN small" for size in sizes} | {f"+{target - 1} BN medium"}
     assert {row.model for row in paper_rows("cifar10")} <= made
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [({"minutes": 0.0}, "0 minutes"), ({"device": "abacus"}, "abacus")]
+)
+def test_a_dry_run_refuses_what_the_run_would(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        dry_run(Plan("digits"), **options)

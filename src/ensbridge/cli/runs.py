@@ -119,7 +119,7 @@ def train(
     words = f"{folder} is trained: {', '.join(stages)}. To measure it: {command('evaluate', folder)}"
     try:
         with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as bars:
-            lines = describe_training(plan, stages)
+            lines = describe_training(plan, stages, device, budget_minutes)
             if dry_run:
                 words = "\n".join(lines) + f"\n\nNothing was trained. The run would be in {folder}."
             else:

@@ -58,8 +58,7 @@ def train_recipe(
     It trains on a GPU where there is one and the recipe is worth it, or on `device`. After so many `minutes`
     it stops at a checkpoint with `TimeBudgetExceeded`, and resumes when it is called again.
     """
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f"the budget is {minutes:g} minutes; it must be above 0")
+    _check_minutes(minutes)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for stage in stages:
         if stage not in STAGES:
@@ -69,7 +68,17 @@ def train_recipe(
         run.train(run.experiment.of_stages(stages))
 
 
-def dry_run(plan: Plan | Recipe, stages: Sequence[str] = TABLE_STAGES) -> list[str]:
+def _check_minutes(minutes: float | None) -> None:
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"the budget is {minutes:g} minutes; it must be above 0")
+
+
+def dry_run(
+    plan: Plan | Recipe,
+    stages: Sequence[str] = TABLE_STAGES,
+    device: str = "auto",
+    minutes: float | None = None,
+) -> list[str]:
     """What `train_recipe` would train, in lines of text.
 
     >>> print(*dry_run(Plan("digits"), ["bridge"]), sep="\\n")
@@ -78,6 +87,8 @@ def dry_run(plan: Plan | Recipe, stages: Sequence[str] = TABLE_STAGES) -> list[s
     bridges   4 × bridge (KL)                         72 epochs of 600 images, batches of 64: 675 steps
     """
     recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
+    _check_minutes(minutes)
+    choose_device(device, recipe)
     jobs = experiment_of(recipe, seed=0).of_stages(stages)
     return outline(jobs, recipe.train_images or _count_images(recipe))
 
