@@ -98,7 +98,7 @@ def test_chunks_change_nothing(whole: Path, tmp_path: Path, monkeypatch: pytest.
     assert made(tmp_path) == content(whole)
 
 
-class Heard:
+class RecordedProgress:
     """Progress that adds up."""
 
     def __init__(self) -> None:
@@ -114,9 +114,9 @@ class Heard:
 
 def test_progress_counts_every_image_also_when_it_goes_on(tmp_path: Path) -> None:
     for _ in range(2):
-        heard = Heard()
-        made(tmp_path, progress=heard)
-        assert heard.total == heard.done == 19 * 2 * 3
+        recorded = RecordedProgress()
+        made(tmp_path, progress=recorded)
+        assert recorded.total == recorded.done == 19 * 2 * 3
 
 
 # ------------------------------------------------------------------------------ stopped and run again

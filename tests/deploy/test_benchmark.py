@@ -411,9 +411,7 @@ def test_the_command_prints_tables_or_json(
         assert captured.out.index("eager, batch 4 (6") < captured.out.index("onnxruntime, batch 2 (6")
         assert captured.out.index("onnxruntime, batch 2 (6") < captured.out.index("one image")
         assert "DE-3" in captured.out
-        assert captured.out.index("one image") < captured.out.index(
-            "compiled at batch 4: there is no compiler"
-        )
+        assert captured.out.index("one image") < captured.out.index("compiled at batch 4: ")
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -315,10 +315,10 @@ def test_the_digits_runs_ship_with_the_package() -> None:
     assert [(group.first.members, group.kind) for group in kept.capacity] == [
         (teachers, method) for teachers in (2, 3, 4, 5) for method in ("DBN", "BN", "ED", "EnD2")
     ]
-    for run in kept.runs:  # each DEE follows from the NLLs of its own run's ladder
-        ladder = [row.nll for row in run.rows]
+    for run in kept.runs:  # each DEE follows from the NLLs of its own run's ensembles
+        nll_by_size = [row.nll for row in run.rows]
         for row in (*run.tradeoff, *run.capacity):
-            assert row.dee == format_dee(row.nll, ladder)
+            assert row.dee == format_dee(row.nll, nll_by_size)
 
 
 def test_names_that_lead_elsewhere_ship_nothing() -> None:
