@@ -128,11 +128,11 @@ def test_outputs_that_are_not_logits_are_refused_with_their_shape() -> None:
         Ensemble([nn.Conv2d(3, 8, 3)])(_tiny.images())
 
 
-# Members dealt to bridges
+# Members partitioned over bridges
 
 
 @pytest.mark.parametrize("members", range(2, 11))
-def test_members_are_dealt_in_order_evenly_and_once(members: int) -> None:
+def test_members_are_partitioned_in_order_evenly_and_once(members: int) -> None:
     for bridges in range(1, members):
         groups = member_groups(members, bridges)
         assert len(groups) == bridges
@@ -161,7 +161,7 @@ def test_five_members_and_two_bridges_are_the_specified_groups() -> None:
         (3, -1, "-1 bridges.*3 members.*1 to 2"),
     ],
 )
-def test_a_deal_that_does_not_come_out_is_refused(members: int, bridges: int, named: str) -> None:
+def test_an_impossible_partition_is_refused(members: int, bridges: int, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         member_groups(members, bridges)
 
