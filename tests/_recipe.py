@@ -57,7 +57,7 @@ def tiny(**changes: Any) -> Recipe:
     )
 
 
-class Heard:
+class RecordedProgress:
     """Progress that remembers what it was told and may stop the run at a step of a stage."""
 
     def __init__(self, stop: tuple[str, int] | None = None) -> None:

@@ -90,10 +90,10 @@ def method(kind: str) -> AbstractMethod | JointTraining:
         return DeepEnsemble([member(0), member(1)])
     if kind == "bridge":
         return bridge()
-    return JointTraining(rivals())
+    return JointTraining(baselines())
 
 
-def rivals() -> dict[str, AbstractMethod]:
+def baselines() -> dict[str, AbstractMethod]:
     """A student of each kind, taught by one ensemble."""
     one = bridge()
     return {

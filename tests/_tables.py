@@ -41,7 +41,7 @@ def table(seed: int, knowledge: float = 1.5) -> Table:
 LABELS = torch.arange(TEST + VAL) % CLASSES
 IMAGES = torch.eye(TEST + VAL)[:, None, None, :]  # image number n is the n-th unit vector
 SET, VALIDATION = (IMAGES[:TEST], LABELS[:TEST]), (IMAGES[TEST:], LABELS[TEST:])
-MEMBERS = [table(seed) for seed in (14, 15, 16)]  # whose ladder falls from step to step
+MEMBERS = [table(seed) for seed in (14, 15, 16)]  # whose ensembles falls from step to step
 
 
 def probabilities(tables: Sequence[Table]) -> Array:
@@ -79,6 +79,6 @@ def row_of(scores: Scores, model: str) -> Row:
     return row
 
 
-def ladder(members: Sequence[nn.Module] = MEMBERS) -> dict[str, nn.Module]:
+def ensembles(members: Sequence[nn.Module] = MEMBERS) -> dict[str, nn.Module]:
     ensemble = Ensemble(members)
     return {f"DE-{size}": ensemble.first(size) for size in range(1, len(ensemble) + 1)}

@@ -40,6 +40,7 @@ FABRIC = next(
     (name for name in ("lightning_fabric", "lightning.fabric") if find_spec(name.split(".")[0])), None
 )
 FORK = multiprocessing.get_context("fork")
+GONE = "the images went away; bring them back"
 
 
 class Both:
@@ -196,7 +197,7 @@ class Spoilt(AbstractMethod):
         if self.seen != self.at:
             return loss
         if self.how == "error":
-            raise ValueError("the images went away; bring them back")
+            raise ValueError(GONE)
         return loss * math.nan
 
     def model(self) -> nn.Module:
@@ -241,7 +242,7 @@ def fail_apart(engine: Engine) -> str:
 
     def work() -> None:
         if engine.rank == 1:
-            raise ValueError("the images went away; bring them back")
+            raise ValueError(GONE)
         while True:
             engine.check_peers()
             time.sleep(0.01)
@@ -285,8 +286,8 @@ def measure(engine: Engine | None) -> str:
     return replace(scores, environment={}).to_json()  # the number of threads is not what is compared
 
 
-def heard_of(engine: Engine | None) -> tuple[int, int]:
-    """How many images a watcher of the measurement hears of, and how often it hears anything."""
+def recorded_progress(engine: Engine | None) -> tuple[int, int]:
+    """How many images are reported as measured, and in how many reports."""
     told: list[int] = []
     predict(_runs.member(8), ImageSet(torch.rand(1001, 1, 4, 4)), 64, engine, told.append)
     return sum(told), len(told)

@@ -1,4 +1,4 @@
-"""The walk: with an exact score it ends on Z_0, whatever the grid and whatever the noise on the way."""
+"""Sampling: with an exact score it ends on Z_0, whatever the grid and whatever the noise on the way."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def wrong_score(h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
     return torch.sin(z_t + h) + t[:, None]
 
 
-# Where walks end
+# Where sampling ends
 
 
 @pytest.mark.parametrize("noise", [False, True])
 @pytest.mark.parametrize("beta", [1e-4, 1.0])
 @pytest.mark.parametrize("steps", STEPS)
-def test_an_exact_score_walks_to_the_ensemble_in_any_number_of_steps(
+def test_an_exact_score_samples_the_ensemble_in_any_number_of_steps(
     steps: int, beta: float, noise: bool
 ) -> None:
     schedule, z0, z1 = BridgeSchedule(beta, steps), _tiny.logits(6, 0), _tiny.logits(6, 1)
@@ -45,7 +45,7 @@ def test_an_exact_score_walks_to_the_ensemble_in_any_number_of_steps(
 
 @pytest.mark.parametrize("noise", [False, True])
 @pytest.mark.parametrize("grid", [UNEVEN, (0, 1), [0.0, 0.999, 1.0], torch.linspace(0, 1, 8).tolist()])
-def test_an_exact_score_walks_to_the_ensemble_on_any_grid(grid: list[float], noise: bool) -> None:
+def test_an_exact_score_samples_the_ensemble_on_any_grid(grid: list[float], noise: bool) -> None:
     schedule, z0, z1 = BridgeSchedule(0.1), _tiny.logits(6, 0), _tiny.logits(6, 1)
     path = sample(exact_score(schedule), schedule, z1, z0, grid, _tiny.generator(), noise)
     assert len(path) == len(grid)
@@ -60,7 +60,7 @@ def test_an_exact_score_lands_to_float_precision_in_float32() -> None:
 
 
 @pytest.mark.parametrize("steps", STEPS)
-def test_with_an_exact_score_the_quiet_walk_stops_on_the_straight_line(steps: int) -> None:
+def test_with_an_exact_score_sampling_without_noise_stops_on_the_straight_line(steps: int) -> None:
     schedule, z0, z1 = BridgeSchedule(1e-4, steps), _tiny.logits(6, 0), _tiny.logits(6, 1)
     path = sample(exact_score(schedule), schedule, z1, z0, noise=False)
     for n, stop in zip(range(steps, -1, -1), path, strict=True):
@@ -76,7 +76,7 @@ def test_one_step_equals_many_with_an_exact_score(steps: int) -> None:
     torch.testing.assert_close(one, many, rtol=1e-12, atol=1e-12)
 
 
-def test_the_walk_follows_the_samplers_formula_step_by_step() -> None:
+def test_sampling_follows_the_samplers_formula_step_by_step() -> None:
     """Z_{n-1} = Ẑ_0/n + (1 - 1/n) Z_n + √(beta (n - 1) / (N n)) ξ with Ẑ_0 = Z_n - sigma_n ε."""
     beta, steps, h, z1 = 0.7, 5, _tiny.logits(4, 0), _tiny.logits(4, 1)
     path = sample(wrong_score, BridgeSchedule(beta, steps), z1, h, generator=_tiny.generator(5))
@@ -91,7 +91,7 @@ def test_the_walk_follows_the_samplers_formula_step_by_step() -> None:
         torch.testing.assert_close(path[steps + 1 - n], z, rtol=1e-12, atol=1e-12)
 
 
-def test_a_walk_may_stop_before_the_end() -> None:
+def test_sampling_may_stop_before_the_end() -> None:
     schedule, z0, z1 = BridgeSchedule(), _tiny.logits(6, 0), _tiny.logits(6, 1)
     path = sample(exact_score(schedule), schedule, z1, z0, times=(0.25, 0.5, 1.0), noise=False)
     torch.testing.assert_close(path[-1], 0.75 * z0 + 0.25 * z1, rtol=1e-12, atol=1e-12)
@@ -127,7 +127,7 @@ def test_noisy_stops_have_the_bridges_own_spread() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_the_released_walk_ends_with_noise_of_variance_beta_over_n(steps: int) -> None:
+def test_released_sampling_ends_with_noise_of_variance_beta_over_n(steps: int) -> None:
     draws, beta = 30_000, 2.0
     schedule = BridgeSchedule(beta, steps, "released")
     z0, z1 = torch.full((draws, 1), -1.0), torch.full((draws, 1), 3.0)
@@ -139,7 +139,7 @@ def test_the_released_walk_ends_with_noise_of_variance_beta_over_n(steps: int) -
     torch.testing.assert_close(quiet, z0, rtol=0, atol=1e-6)
 
 
-def test_the_quiet_walk_is_the_same_under_both_variance_rules_and_draws_nothing() -> None:
+def test_sampling_without_noise_is_the_same_under_both_variance_rules_and_draws_nothing() -> None:
     h, z1, generator = _tiny.logits(4, 0), _tiny.logits(4, 1), _tiny.generator()
     before = generator.get_state()
     ends = [
@@ -150,7 +150,7 @@ def test_the_quiet_walk_is_the_same_under_both_variance_rules_and_draws_nothing(
     assert generator.get_state().equal(before)
 
 
-def test_a_noisy_walk_is_repeated_by_its_generator() -> None:
+def test_sampling_with_noise_is_repeated_by_its_generator() -> None:
     h, z1, schedule = _tiny.logits(4, 0), _tiny.logits(4, 1), BridgeSchedule(0.5)
     ends = [sample(wrong_score, schedule, z1, h, generator=_tiny.generator(seed))[-1] for seed in (1, 1, 2)]
     assert ends[0].equal(ends[1])

@@ -141,11 +141,11 @@ def test_a_bridge_that_sees_only_its_state_learns_an_affine_map() -> None:
 
 
 def test_an_exact_score_of_a_random_end_reproduces_its_distribution() -> None:
-    """Z_0 is +1 or -1 by chance and nobody knows which: the noisy walk must end on each in its share.
+    """Z_0 is +1 or -1 by chance and nobody knows which: noisy samples must end on each in its share.
 
     Given Z_t the chance of +1 follows from Bayes and q(Z_t | Z_0, Z_1), so the exact score is known.
     """
-    share, beta, z1, walkers = 0.7, 4.0, 0.5, 20_000
+    share, beta, z1, samples = 0.7, 4.0, 0.5, 20_000
     schedule = eb.BridgeSchedule(beta, num_steps=100)
 
     def score(h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
@@ -154,11 +154,11 @@ def test_an_exact_score_of_a_random_end_reproduces_its_distribution() -> None:
         log_odds = math.log(share / (1 - share)) + 2 * (z_t - time * z1) / (beta * time)
         return (z_t - torch.tanh(log_odds / 2)) / (beta * time).sqrt()
 
-    start = torch.full((walkers, 1), z1, dtype=torch.float64)
+    start = torch.full((samples, 1), z1, dtype=torch.float64)
     end = sample(score, schedule, start, start, generator=_tiny.generator())[-1]
     assert (end.abs() - 1).abs().mean() < 0.01
     found = (end > 0).double().mean().item()
-    assert abs(found - share) < 4.5 * math.sqrt(share * (1 - share) / walkers)
+    assert abs(found - share) < 4.5 * math.sqrt(share * (1 - share) / samples)
 
 
 def test_a_bridge_of_any_module_keeps_its_score() -> None:

@@ -190,10 +190,10 @@ def test_evaluation_reads_the_set_in_its_root(tmp_path: Path) -> None:
 
 
 def test_evaluation_counts_images(tmp_path: Path) -> None:
-    recipe, heard = _recipe.tiny(), _recipe.Heard()
-    train_recipe(recipe, tmp_path, stages=["members"], progress=heard)
-    evaluate_run(tmp_path, recipe, heard)
-    assert heard.units == {"members": "steps", "evaluate": "images"}
+    recipe, recorded = _recipe.tiny(), _recipe.RecordedProgress()
+    train_recipe(recipe, tmp_path, stages=["members"], progress=recorded)
+    evaluate_run(tmp_path, recipe, recorded)
+    assert recorded.units == {"members": "steps", "evaluate": "images"}
 
 
 # ------------------------------------------------------------------------------ after the quick start

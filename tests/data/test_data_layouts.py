@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,37 +80,31 @@ def batch(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "named"),
     [
-        (None, "data_batch_3 is missing"),
-        (b"", "data_batch_3 is cut short or damaged"),
-        (batch()[:5000], "data_batch_3 is cut short or damaged"),
-        (b"cos\nsystem\n(tR.", "data_batch_3 asks for 'os.system'"),
-        (
-            batch(data=_sets.pixels(9, 3072)),
-            "data_batch_3 has data of shape (9, 3072); CIFAR-10's is (10, 3072)",
-        ),
-        (batch(data=[1, 2]), "data_batch_3 has data that is no array; CIFAR-10's is (10, 3072)"),
-        (batch(data=_sets.pixels(10, 3072).astype(np.int32)), "images that are int32; they must be uint8"),
-        (batch(labels=[0] * 9), "data_batch_3 has 10 images and 9 labels"),
-        (batch(labels=[0] * 9 + [10]), "has the label 10; 10 classes have labels from 0 to 9"),
-        (batch(labels=[0] * 9 + [-1]), "has the label -1"),
-        (batch(labels=["cat"] * 10), "has a str among its labels; they must be whole numbers"),
-        (batch(labels=[[0], [0, 1]]), "has a list among its labels; they must be whole numbers"),
-        (
-            batch(labels=None, fine_labels=[0] * 10),
-            "has no 'labels' (it has: data, fine_labels); it is no file",
-        ),
-        (batch(data=None), "has no 'data'"),
-        (batch(batch_label="training batch 2 of 5"), "says inside that it is 'training batch 2 of 5'"),
-        (batch(batch_label="testing batch 1 of 1"), "says inside that it is 'testing batch 1 of 1'"),
+        (None, "missing"),
+        (b"", "damaged"),
+        (batch()[:5000], "damaged"),
+        (b"cos\nsystem\n(tR.", r"'os\.system'"),
+        (batch(data=_sets.pixels(9, 3072)), r"data.*\(9, 3072\).*\(10, 3072\)"),
+        (batch(data=[1, 2]), r"data.*no array.*\(10, 3072\)"),
+        (batch(data=_sets.pixels(10, 3072).astype(np.int32)), r"images.*int32.*uint8"),
+        (batch(labels=[0] * 9), "10 images and 9 labels"),
+        (batch(labels=[0] * 9 + [10]), r"label 10.*0 to 9"),
+        (batch(labels=[0] * 9 + [-1]), "label -1"),
+        (batch(labels=["cat"] * 10), r"str.*labels"),
+        (batch(labels=[[0], [0, 1]]), r"list.*labels"),
+        (batch(labels=None, fine_labels=[0] * 10), r"'labels'.*data, fine_labels"),
+        (batch(data=None), "no 'data'"),
+        (batch(batch_label="training batch 2 of 5"), "'training batch 2 of 5'"),
+        (batch(batch_label="testing batch 1 of 1"), "'testing batch 1 of 1'"),
     ],
 )
-def test_a_bad_file_of_cifar_is_named(content: bytes | None, words: str, tmp_path: Path) -> None:
+def test_a_bad_file_of_cifar_is_named(content: bytes | None, named: str, tmp_path: Path) -> None:
     _sets.write(tmp_path, _sets.cifar_files())
     place = tmp_path / "data_batch_3"
     place.unlink() if content is None else place.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(words)) as refused:
+    with pytest.raises(ValueError, match=named) as refused:
         read_cifar(from_folder(tmp_path), _sets.CIFAR10, tmp_path)
     assert str(place) in str(refused.value)
 
@@ -122,7 +115,7 @@ def test_an_archive_gives_only_the_files_that_are_asked_for(tmp_path: Path) -> N
     read = from_tar(tmp_path / "set.tar.gz", "inside", ("a", "d"))
     assert read("a") == b"1"
     for name in ("c", "d"):
-        with pytest.raises(ValueError, match=f"set.tar.gz holds no inside/{name}"):
+        with pytest.raises(ValueError, match=rf"set\.tar\.gz.*inside/{name}"):
             read(name)
     assert [path.name for path in tmp_path.iterdir()] == ["set.tar.gz"]
 
@@ -130,7 +123,7 @@ def test_an_archive_gives_only_the_files_that_are_asked_for(tmp_path: Path) -> N
 def test_an_archive_that_is_cut_is_named(tmp_path: Path) -> None:
     content = _sets.tar({"a": bytes(_sets.pixels(9999))}, "inside")
     (tmp_path / "set.tar.gz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"set.tar.gz is cut short or damaged"):
+    with pytest.raises(ValueError, match=r"set\.tar\.gz.*damaged"):
         from_tar(tmp_path / "set.tar.gz", "inside", ("a",))
 
 
@@ -161,7 +154,7 @@ def test_a_manifest_says_which_severities_there_are(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"severities": [2, 4]}')
     found = read_corrupted(tmp_path, "fog", 4)
     np.testing.assert_array_equal(found.images.permute(0, 2, 3, 1).numpy(), arrays["fog"][5:])
-    with pytest.raises(ValueError, match=r"severity 1 is not in .*; it has: 2, 4"):
+    with pytest.raises(ValueError, match=r"severity 1.*2, 4"):
         read_corrupted(tmp_path, "fog", 1)
 
 
@@ -170,29 +163,29 @@ def spoil(name: str, array: np.ndarray) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "severity", "words"),
+    ("change", "severity", "named"),
     [
-        (lambda folder: None, 6, "severity 6 is not in"),
-        (lambda folder: (folder / "fog.npy").unlink(), 1, "fog.npy is missing; corruptions in"),
-        (lambda folder: (folder / "labels.npy").unlink(), 1, "labels.npy is missing"),
+        (lambda folder: None, 6, "severity 6"),
+        (lambda folder: (folder / "fog.npy").unlink(), 1, r"fog\.npy.*missing"),
+        (lambda folder: (folder / "labels.npy").unlink(), 1, r"labels\.npy.*missing"),
         (
             lambda folder: (folder / "fog.npy").write_bytes(b"\x93NUMPY"),
             1,
-            "fog.npy is cut short or no array",
+            r"fog\.npy.*cut short",
         ),
-        (spoil("fog.npy", np.array([{}], object)), 1, "fog.npy is cut short or no array"),
-        (spoil("fog.npy", np.zeros((9, 4, 4, 3), np.uint8)), 1, "fog.npy has images of shape (9, 4, 4, 3)"),
-        (spoil("fog.npy", np.zeros((10, 4, 4, 3), np.float32)), 1, "fog.npy has images that are float32"),
-        (spoil("labels.npy", np.zeros(9, np.uint8)), 1, "labels of shape (9,)"),
-        (lambda folder: (folder / "manifest.json").write_text("[]"), 1, "manifest.json lists no severities"),
+        (spoil("fog.npy", np.array([{}], object)), 1, r"fog\.npy.*cut short"),
+        (spoil("fog.npy", np.zeros((9, 4, 4, 3), np.uint8)), 1, r"fog\.npy.*\(9, 4, 4, 3\)"),
+        (spoil("fog.npy", np.zeros((10, 4, 4, 3), np.float32)), 1, r"fog\.npy.*float32"),
+        (spoil("labels.npy", np.zeros(9, np.uint8)), 1, r"labels.*\(9,\)"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), 1, r"manifest\.json.*severities"),
     ],
 )
 def test_a_bad_file_of_corruptions_is_named(
-    change: Callable[[Path], None], severity: int, words: str, tmp_path: Path
+    change: Callable[[Path], None], severity: int, named: str, tmp_path: Path
 ) -> None:
     corrupted(tmp_path)
     change(tmp_path)
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=named):
         read_corrupted(tmp_path, "fog", severity)
 
 
@@ -200,7 +193,7 @@ def test_a_cut_array_is_named(tmp_path: Path) -> None:
     corrupted(tmp_path)
     content = (tmp_path / "fog.npy").read_bytes()
     (tmp_path / "fog.npy").write_bytes(content[:-1])
-    with pytest.raises(ValueError, match=r"fog.npy is cut short"):
+    with pytest.raises(ValueError, match=r"fog\.npy.*cut short"):
         read_corrupted(tmp_path, "fog", 1)
 
 
@@ -228,27 +221,27 @@ def test_tiny_imagenet_has_the_last_of_each_class_for_validation(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "named"),
     [
-        ("wnids.txt", None, "wnids.txt is missing"),
-        ("wnids.txt", b"n01 n02", "wnids.txt names 2 classes; Tiny ImageNet has 3"),
-        ("wnids.txt", b"\xff\xfe", "wnids.txt is no text"),
-        ("wnids.txt", b"n01 n02 ../../n03", "wnids.txt has the class '../../n03'"),
-        ("train/n02/images/n02_4.JPEG", None, "n02_4.JPEG is missing"),
-        ("train/n02/images/n02_4.JPEG", b"", "n02_4.JPEG is no whole image"),
-        ("val/images/val_1.JPEG", b"hello", "val_1.JPEG is no whole image"),
-        ("val/val_annotations.txt", b"val_0.JPEG\tn09\n", "has the line 'val_0.JPEG\\tn09'"),
-        ("val/val_annotations.txt", b"../x.JPEG\tn01\n", "has the line '../x.JPEG"),
-        ("val/val_annotations.txt", b"val_0.JPEG\tn01\n", "names 1 images; Tiny ImageNet has 4"),
+        ("wnids.txt", None, r"wnids\.txt.*missing"),
+        ("wnids.txt", b"n01 n02", r"wnids\.txt.*2 classes.*\b3\b"),
+        ("wnids.txt", b"\xff\xfe", r"wnids\.txt.*text"),
+        ("wnids.txt", b"n01 n02 ../../n03", r"wnids\.txt.*'\.\./\.\./n03'"),
+        ("train/n02/images/n02_4.JPEG", None, r"n02_4\.JPEG.*missing"),
+        ("train/n02/images/n02_4.JPEG", b"", r"n02_4\.JPEG.*whole"),
+        ("val/images/val_1.JPEG", b"hello", r"val_1\.JPEG.*whole"),
+        ("val/val_annotations.txt", b"val_0.JPEG\tn09\n", r"'val_0\.JPEG\\tn09'"),
+        ("val/val_annotations.txt", b"../x.JPEG\tn01\n", r"'\.\./x\.JPEG"),
+        ("val/val_annotations.txt", b"val_0.JPEG\tn01\n", r"1 images.*\b4\b"),
     ],
 )
 def test_a_bad_file_of_tiny_imagenet_is_named(
-    name: str, content: bytes | None, words: str, tmp_path: Path
+    name: str, content: bytes | None, named: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("PIL")
     files = {**_sets.tiny_files(), name: content}
     _sets.write(tmp_path, {each: value for each, value in files.items() if value is not None})
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=named):
         read_tiny_imagenet(from_folder(tmp_path), tmp_path, layout=_sets.TINY)
 
 
@@ -256,7 +249,7 @@ def test_an_image_of_another_size_is_named(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     wide = _sets.picture(np.zeros((8, 9, 3), np.uint8))
     _sets.write(tmp_path, {**_sets.tiny_files(), "train/n01/images/n01_0.JPEG": wide})
-    with pytest.raises(ValueError, match=r"n01_0.JPEG is 9×8; it must be 8×8"):
+    with pytest.raises(ValueError, match=r"n01_0\.JPEG.*9×8.*8×8"):
         read_tiny_imagenet(from_folder(tmp_path), tmp_path, layout=_sets.TINY)
 
 
@@ -290,38 +283,38 @@ def test_imagenet64_holds_out_each_class_also_where_they_lie_one_after_another(t
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "words"),
+    ("name", "change", "named"),
     [
-        ("train_data_batch_7", None, "train_data_batch_7 is missing"),
-        ("val_data", None, "val_data is missing"),
+        ("train_data_batch_7", None, r"train_data_batch_7.*missing"),
+        ("val_data", None, r"val_data.*missing"),
         (
             "train_data_batch_7",
             {"data": _sets.pixels(4, 191)},
-            "data of shape (4, 191); ImageNet64's is (images, 192)",
+            r"data.*\(4, 191\).*192",
         ),
-        ("train_data_batch_7", {"labels": [0, 1, 2, 3]}, "has labels from 0 to 3; ImageNet64's are 1 to 3"),
-        ("train_data_batch_7", {"labels": [1, 2, 3, 4]}, "has labels from 1 to 4"),
-        ("train_data_batch_7", {"labels": [1, 2]}, "train_data_batch_7 has 4 images and 2 labels"),
+        ("train_data_batch_7", {"labels": [0, 1, 2, 3]}, r"labels.*0 to 3.*1 to 3"),
+        ("train_data_batch_7", {"labels": [1, 2, 3, 4]}, r"labels.*1 to 4"),
+        ("train_data_batch_7", {"labels": [1, 2]}, r"train_data_batch_7.*4 images and 2 labels"),
         (
             "train_data_batch_7",
             {"data": _sets.pixels(1, 192), "labels": [1]},
-            "has 37 training images; ImageNet64 has 40",
+            r"\b37\b.*\b40\b",
         ),
-        ("train_data_batch_10", {"data": _sets.pixels(5, 192), "labels": [1] * 5}, "has 41 training images"),
+        ("train_data_batch_10", {"data": _sets.pixels(5, 192), "labels": [1] * 5}, r"\b41\b"),
         (
             "val_data",
             {"data": _sets.pixels(5, 192), "labels": [1] * 5},
-            "val_data has 5 images; ImageNet64 has 6",
+            r"val_data.*5 images.*\b6\b",
         ),
     ],
 )
 def test_a_bad_file_of_imagenet64_is_named(
-    name: str, change: dict[str, Any] | None, words: str, tmp_path: Path
+    name: str, change: dict[str, Any] | None, named: str, tmp_path: Path
 ) -> None:
     files = _sets.imagenet_files()
     old = pickle.loads(files.pop(name))
     if change is not None:
         files[name] = pickle.dumps({**old, **change})
     _sets.write(tmp_path, files)
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=named):
         read_imagenet64(from_folder(tmp_path), tmp_path, layout=_sets.IMAGENET)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -84,42 +83,36 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "named"),
     [
         (
             {**dict.fromkeys(ARRAYS), "x": np.zeros(3)},
-            "has no train_images, train_labels, test_images, test_labels (it has: x); save",
+            r"train_images, train_labels, test_images, test_labels.*\bx\b",
         ),
         (
             {"test_images": np.zeros((0, 32, 32, 3), np.uint8), "test_labels": np.zeros(0, int)},
-            "set.npz: test_images holds no image; give at least one",
+            r"test_images.*no image",
         ),
-        ({"test_labels": None}, "has no test_labels (it has: test_images, train_images, train_labels)"),
-        ({"train_images": np.zeros((50, 32, 32), np.uint8)}, "train_images has images of shape (50, 32, 32)"),
-        ({"train_images": np.zeros((50, 3, 4, 3), np.uint8)}, "has images of shape (50, 3, 4, 3)"),
-        (
-            {"train_images": np.zeros((50, 32, 32, 3))},
-            "train has images that are float64; they must be uint8",
-        ),
-        ({"train_labels": np.zeros(49, int)}, "train has 50 images and 49 labels"),
-        ({"train_labels": np.zeros(50)}, "train has labels that are float64; they must be whole numbers"),
-        ({"train_labels": np.arange(50) - 1}, "train has the label -1"),
-        (
-            {"train_labels": np.arange(50) // 10},
-            "class by class, so that the last ones make no validation set",
-        ),
-        ({"test_labels": np.full(10, 12)}, "has the label 12 in test_labels; training ends with 9"),
+        ({"test_labels": None}, r"no test_labels.*test_images, train_images, train_labels"),
+        ({"train_images": np.zeros((50, 32, 32), np.uint8)}, r"train_images.*\(50, 32, 32\)"),
+        ({"train_images": np.zeros((50, 3, 4, 3), np.uint8)}, r"\(50, 3, 4, 3\)"),
+        ({"train_images": np.zeros((50, 32, 32, 3))}, r"train.*images.*float64.*uint8"),
+        ({"train_labels": np.zeros(49, int)}, r"train.*50 images and 49 labels"),
+        ({"train_labels": np.zeros(50)}, r"train.*labels.*float64"),
+        ({"train_labels": np.arange(50) - 1}, r"train.*label -1"),
+        ({"train_labels": np.arange(50) // 10}, r"class by class.*validation"),
+        ({"test_labels": np.full(10, 12)}, r"label 12 in test_labels.*\b9\b"),
         (
             {"test_images": np.zeros((10, 28, 28, 3), np.uint8)},
-            "images of (3, 32, 32) and test images of (3, 28, 28)",
+            r"\(3, 32, 32\).*test.*\(3, 28, 28\)",
         ),
-        ({"val_images": np.zeros((2, 32, 32, 3), np.uint8)}, "has one of val_images and val_labels"),
-        ({"train_labels": np.array([{}] * 50, object)}, "is cut short or no .npz of plain arrays"),
+        ({"val_images": np.zeros((2, 32, 32, 3), np.uint8)}, "val_images and val_labels"),
+        ({"train_labels": np.array([{}] * 50, object)}, "plain arrays"),
     ],
 )
-def test_a_bad_npz_is_refused_with_what_is_wrong(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_a_bad_npz_is_refused_with_what_is_wrong(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
     arrays = {name: array for name, array in {**ARRAYS, **changes}.items() if array is not None}
-    with pytest.raises(ValueError, match=re.escape(words)) as refused:
+    with pytest.raises(ValueError, match=named) as refused:
         read_npz(save(tmp_path / "set.npz", arrays))
     assert str(refused.value).startswith(str(tmp_path / "set.npz"))
 
@@ -130,11 +123,11 @@ def test_a_cut_or_damaged_npz_is_refused(tmp_path: Path) -> None:
     flipped[5000] ^= 1
     for bad in (b"", content[:100], content[:-1], content[: len(content) // 2], bytes(flipped), b"hello"):
         (tmp_path / "set.npz").write_bytes(bad)
-        with pytest.raises(ValueError, match=r"set.npz is cut short or no .npz"):
+        with pytest.raises(ValueError, match=r"set\.npz.*cut short"):
             read_npz(tmp_path / "set.npz")
     np.save(tmp_path / "one.npy", np.zeros(3))
     (tmp_path / "set.npz").write_bytes((tmp_path / "one.npy").read_bytes())
-    with pytest.raises(ValueError, match=r"set.npz is cut short or no .npz"):
+    with pytest.raises(ValueError, match=r"set\.npz.*cut short"):
         read_npz(tmp_path / "set.npz")
 
 
@@ -202,20 +195,18 @@ def test_a_known_set_is_verified_by_numbers_pixels_and_order(tmp_path: Path) -> 
     known.verify(splits, "here", in_order=True)
     turned = splits._replace(test=splits.test.subset(torch.arange(9, -1, -1)))
     known.verify(turned, "here")
-    with pytest.raises(ValueError, match=r"^here does not hold CIFAR-10 in its official order"):
+    with pytest.raises(ValueError, match=r"^here .*CIFAR-10.*order"):
         known.verify(turned, "here", in_order=True)
     wrong = splits._replace(test=ImageSet(splits.test.images, (splits.test.labels + 1) % 10))
-    with pytest.raises(ValueError, match=r"^here does not hold the pixels and labels of CIFAR-10"):
+    with pytest.raises(ValueError, match=r"^here .*pixels and labels of CIFAR-10"):
         known.verify(wrong, "here")
-    with pytest.raises(ValueError, match=re.escape("here has 41 + 10 + 9 images; CIFAR-10 has 41 + 9 + 10")):
+    with pytest.raises(ValueError, match=r"^here .*41 \+ 10 \+ 9 .*41 \+ 9 \+ 10"):
         known.check(Splits(splits.train, splits.test, splits.val), "here")
-    with pytest.raises(ValueError, match="here has labels beyond the 5 classes of CIFAR-10"):
+    with pytest.raises(ValueError, match=r"^here .*labels.*5 classes"):
         replace(known, classes=5).check(splits, "here")
-    with pytest.raises(ValueError, match="here has images of 10 classes; CIFAR-10 has 100, so move it away"):
+    with pytest.raises(ValueError, match=r"^here .*10 classes.*100"):
         replace(known, classes=100).check(splits, "here")
-    with pytest.raises(
-        ValueError, match=re.escape("images of (3, 32, 32); those of CIFAR-10 are (3, 64, 64)")
-    ):
+    with pytest.raises(ValueError, match=r"\(3, 32, 32\).*\(3, 64, 64\)"):
         replace(known, shape=(3, 64, 64)).check(splits, "here")
 
 
@@ -245,9 +236,7 @@ def test_a_set_is_found_by_name_by_path_and_as_npz(tmp_path: Path, monkeypatch: 
     write_npz(tmp_path / "cifar10.npz", splits._replace(test=splits.test.subset(torch.arange(9, -1, -1))))
     assert not same(open_splits("cifar10"), splits)  # the .npz comes first
     write_npz(tmp_path / "cifar10.npz", splits._replace(test=splits.val))
-    with pytest.raises(
-        ValueError, match=re.escape("cifar10.npz has 41 + 9 + 9 images; CIFAR-10 has 41 + 9 + 10")
-    ):
+    with pytest.raises(ValueError, match=r"cifar10\.npz.*41 \+ 9 \+ 9 .*41 \+ 9 \+ 10"):
         open_splits("cifar10")
 
 
@@ -276,17 +265,17 @@ def test_a_layout_is_recognised_by_any_file_and_the_missing_one_is_named(
     layout = reading.layout_of(tmp_path)
     assert layout is not None
     assert layout.title == title
-    with pytest.raises(ValueError, match=r"is missing|is cut short|names 0 classes|read_corrupted"):
+    with pytest.raises(ValueError, match=r"missing|cut short|0 classes|read_corrupted"):
         open_splits(tmp_path)
 
 
 def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ValueError, match=r"notes.txt is no .npz; give one, or a folder"):
+    with pytest.raises(ValueError, match=r"notes\.txt.*\.npz"):
         open_splits(tmp_path / "notes.txt")
-    with pytest.raises(ValueError, match="cifar11 does not exist, nor is it a known set; those are: cifar10"):
+    with pytest.raises(ValueError, match=r"cifar11.*cifar10"):
         open_splits("cifar11")
-    with pytest.raises(ValueError, match=r"imagenet64 is not in .*; unpack train_data_batch_1"):
+    with pytest.raises(ValueError, match=r"imagenet64.*train_data_batch_1"):
         open_splits("imagenet64", tmp_path)
 
 
@@ -303,7 +292,7 @@ def test_the_list_shows_what_is_there_and_what_is_wrong(tmp_path: Path) -> None:
     found = {each.name: each for each in list_sets(tmp_path)}
     assert list(found) == ["cifar10", "cifar100", "tiny-imagenet", "imagenet64", "broken.npz", "mine.npz"]
     assert found["cifar10"].words == "CIFAR-10's batches"
-    assert found["cifar100"].words.startswith("not there; to get it: ensbridge data get cifar100 --root")
+    assert found["cifar100"].words.endswith(f"ensbridge data get cifar100 --root {tmp_path}")
     assert found["mine.npz"].words == "50 train + 10 test images, 0 MB"
     assert [each.name for each in found.values() if not each.sound] == ["broken.npz"]
     checked = {each.name: each for each in list_sets(tmp_path, check=True)}
@@ -317,8 +306,8 @@ def test_the_check_tells_the_official_order_from_another(
     splits = read_npz(save(tmp_path / "cifar10.npz"))
     known = replace(DATASETS["cifar10"], counts=_sets.COUNTS, checksum=checksum(splits))
     monkeypatch.setitem(DATASETS, "cifar10", replace(known, ordered=checksum(splits, in_order=True)))
-    assert list_sets(tmp_path, check=True)[0].words.endswith("checksum right, in the official order")
+    assert list_sets(tmp_path, check=True)[0].words.endswith("the official order")
     write_npz(tmp_path / "cifar10.npz", splits._replace(test=splits.test.subset(torch.arange(9, -1, -1))))
-    assert list_sets(tmp_path, check=True)[0].words.endswith("checksum right, in an order of its own")
+    assert list_sets(tmp_path, check=True)[0].words.endswith("an order of its own")
     monkeypatch.setitem(DATASETS, "cifar10", replace(known, checksum="0" * 64))
     assert not list_sets(tmp_path, check=True)[0].sound

@@ -81,42 +81,42 @@ def hostile() -> dict[str, tuple[bytes, str]]:
     raw = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
     array = b"cnumpy.core.multiarray\n_reconstruct\n(t R".replace(b" ", b"")
     return {
-        "system": (pickle.dumps(Calls(os.system, "touch gone")), "asks for 'posix.system'"),
-        "old system": (b"cos\nsystem\n(U\x0atouch gonetR.", "asks for 'os.system'"),
-        "eval": (pickle.dumps({"data": Calls(builtins.eval, "1")}), "asks for 'builtins.eval'"),
-        "old eval": (b"c__builtin__\neval\n(U\x011tR.", "asks for '__builtin__.eval'"),
-        "bytes": (b"c__builtin__\nbytes\n(J\xff\xff\xff\x7ftR.", "is cut short or damaged"),
-        "getattr": (pickle.dumps({"x": getattr}, 4), "asks for 'builtins.getattr'"),
-        "inside numpy": (b"cnumpy.testing\nrundocs\n(tR.", "asks for 'numpy.testing.rundocs'"),
-        "load": (b"cnumpy\nload\n(U\x01xtR.", "asks for 'numpy.load'"),
-        "control": (b"cos\n\x1b[2J\n.", "asks for 'os.\\x1b[2J'"),
-        "inst": (b"(U\x011ios\nsystem\n.", "has the instruction INST"),
-        "object": (pickle.dumps({"x": Path("x")}), "asks for 'pathlib."),
-        "set": (pickle.dumps({"x": {1}}, 4), "has the instruction EMPTY_SET"),
-        "complex": (pickle.dumps({"x": np.zeros(2, complex)}), "has the type 'c16'"),
-        "objects": (pickle.dumps({"data": np.array([{}], object)}), "holds an array of objects"),
-        "objects 2": (pickle.dumps({"data": np.array([{}], object)}, 2), "holds an array of objects"),
+        "system": (pickle.dumps(Calls(os.system, "touch gone")), "'posix.system'"),
+        "old system": (b"cos\nsystem\n(U\x0atouch gonetR.", "'os.system'"),
+        "eval": (pickle.dumps({"data": Calls(builtins.eval, "1")}), "'builtins.eval'"),
+        "old eval": (b"c__builtin__\neval\n(U\x011tR.", "'__builtin__.eval'"),
+        "bytes": (b"c__builtin__\nbytes\n(J\xff\xff\xff\x7ftR.", "damaged"),
+        "getattr": (pickle.dumps({"x": getattr}, 4), "'builtins.getattr'"),
+        "inside numpy": (b"cnumpy.testing\nrundocs\n(tR.", "'numpy.testing.rundocs'"),
+        "load": (b"cnumpy\nload\n(U\x01xtR.", "'numpy.load'"),
+        "control": (b"cos\n\x1b[2J\n.", "'os.\\x1b[2J'"),
+        "inst": (b"(U\x011ios\nsystem\n.", "INST"),
+        "object": (pickle.dumps({"x": Path("x")}), "'pathlib."),
+        "set": (pickle.dumps({"x": {1}}, 4), "EMPTY_SET"),
+        "complex": (pickle.dumps({"x": np.zeros(2, complex)}), "'c16'"),
+        "objects": (pickle.dumps({"data": np.array([{}], object)}), "array of objects"),
+        "objects 2": (pickle.dumps({"data": np.array([{}], object)}, 2), "array of objects"),
         "codec": (pickle.dumps({"x": Calls(codecs.encode, "a", "rot13")}), "encodes text"),
         "function": (b"}U\x01xcnumpy\ndtype\n}bs.", "changes a function"),
-        "names": (b"}U\x01xcnumpy\ndtype\ns.", "holds something that is no array"),
-        "ndarray": (b"cnumpy\nndarray\n(I9\ntR.", "makes an array in a way of its own"),
-        "unfinished": (b"}U\x01x" + array + b"s.", "holds something that is no array"),
+        "names": (b"}U\x01xcnumpy\ndtype\ns.", "no array"),
+        "ndarray": (b"cnumpy\nndarray\n(I9\ntR.", "makes an array"),
+        "unfinished": (b"}U\x01x" + array + b"s.", "no array"),
         "too long": (
             b"}U\x01x" + array + b"(K\x01(J\xff\xff\xff\x7ft" + raw + b"\x89U\x01atbs.",
-            "has 1 bytes for",
+            "1 bytes",
         ),
         "negative": (
             b"}U\x01x" + array + b"(K\x01(J\xff\xff\xff\xfft" + raw + b"\x89U\x01atbs.",
             "impossible shape",
         ),
         "no type": (b"}U\x01x" + array + b"(K\x01(K\x01tN\x89U\x01atbs.", "without a type"),
-        "persistent": (b"Pdisk\n.", "has the instruction PERSID"),
-        "extension": (b"\x82\x01.", "has the instruction EXT1"),
-        "claims": (b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"ab.", "is cut short or damaged"),
-        "a list": (pickle.dumps([1]), "holds a list, not a dictionary"),
-        "numbered": (pickle.dumps({1: 2}), "has a key that is no string"),
-        "text": (b"hello", "is cut short or damaged"),
-        "nothing": (b"", "is cut short or damaged"),
+        "persistent": (b"Pdisk\n.", "PERSID"),
+        "extension": (b"\x82\x01.", "EXT1"),
+        "claims": (b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"ab.", "damaged"),
+        "a list": (pickle.dumps([1]), "a list"),
+        "numbered": (pickle.dumps({1: 2}), "key that is no string"),
+        "text": (b"hello", "damaged"),
+        "nothing": (b"", "damaged"),
     }
 
 
@@ -150,7 +150,7 @@ def nested(opening: bytes, closing: bytes, deep: int) -> bytes:
     ],
 )
 def test_deep_and_endless_nesting_is_refused(content: bytes) -> None:
-    with pytest.raises(ValueError, match=r"nested deeper than 4 times|is cut short or damaged"):
+    with pytest.raises(ValueError, match=r"deeper than 4|damaged"):
         read_pickle(content, "data_batch_1")
 
 
@@ -166,7 +166,7 @@ def test_what_memory_takes_is_in_proportion_to_the_file() -> None:
     for again in (encode, array):
         found = read_pickle(start + b"U\x01x](" + again + b"eu.", "batch")
         assert len(found["x"][0]) == 1000
-        with pytest.raises(ValueError, match="batch encodes more text than it holds"):
+        with pytest.raises(ValueError, match="batch encodes"):
             read_pickle(start + b"U\x01x](" + again * 50 + b"eu.", "batch")
 
 
@@ -176,7 +176,7 @@ def test_instructions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpickling, "MOST_INSTRUCTIONS", count)
     same(read_pickle(content, "batch"), BATCH)
     monkeypatch.setattr(unpickling, "MOST_INSTRUCTIONS", count - 1)
-    with pytest.raises(ValueError, match=f"batch has more than {count - 1} instructions"):
+    with pytest.raises(ValueError, match=rf"batch.*\b{count - 1} instructions"):
         read_pickle(content, "batch")
 
 
@@ -194,7 +194,7 @@ def test_a_number_that_is_remembered_takes_no_memory() -> None:
 def test_a_key_that_is_no_string_is_not_looked_up(key: bytes, tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(key + b"}h\x00K\x00s.")
     found = outcome(f"unpickling.read_pickle(Path({str(tmp_path / 'batch')!r}).read_bytes(), 'batch')")
-    assert found.startswith("ValueError: batch has a key that is no string")
+    assert found.startswith("ValueError: batch has a key")
 
 
 def test_a_list_that_occurs_everywhere_is_looked_at_once() -> None:
@@ -212,7 +212,7 @@ def test_a_list_that_occurs_everywhere_is_looked_at_once() -> None:
 @pytest.mark.parametrize("content", [_sets.python2(BATCH), pickle.dumps(BATCH, 5)], ids=["2", "5"])
 def test_a_pickle_that_is_cut_anywhere_is_refused(content: bytes) -> None:
     for end in range(len(content)):
-        with pytest.raises(ValueError, match=r"^data_batch_1 .*cut short or damaged"):
+        with pytest.raises(ValueError, match=r"^data_batch_1 .*damaged"):
             read_pickle(content[:end], "data_batch_1")
 
 

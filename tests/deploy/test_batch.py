@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 import struct
 import sys
 import warnings
@@ -102,15 +103,15 @@ def test_a_bad_file_is_named_and_the_others_are_still_predicted(
     assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["good.png"]
     problems = captured.err.splitlines()
     expected = (
-        "text.png cannot be read (it is none of PNG, JPEG, BMP, WEBP, PPM); give a whole PNG or JPEG",
-        "cut.png cannot be read (",
-        "float.pfm cannot be read (its pixels are numbers without a known white); give a whole PNG",
-        "none.png does not exist; check its name",
-        "folder is a folder; give the image files in it, such as folder/*.png",
+        r"text\.png cannot be read \(it is none of PNG, JPEG, BMP, WEBP, PPM\); give a whole PNG or JPEG",
+        r"cut\.png ",
+        r"float\.pfm .*pixels",
+        r"none\.png .*not exist",
+        r"folder .*folder/\*\.png",
     )
     assert len(problems) == len(expected)
-    for line, words in zip(problems, expected, strict=True):
-        assert line.startswith(f"ensbridge: {words}")
+    for line, named in zip(problems, expected, strict=True):
+        assert re.match(f"ensbridge: {named}", line)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +141,8 @@ def test_a_decoder_that_fails_in_any_way_leaves_the_others_alone(
     captured = capsys.readouterr()
     assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["good.png"]
     first, second = captured.err.splitlines()
-    assert first.startswith(f"ensbridge: bad.png cannot be read ({str(error) or type(error).__name__}); give")
-    assert second.startswith("ensbridge: odd.dds cannot be read (it is none of PNG,")
+    assert re.match(rf"ensbridge: bad\.png .*\({str(error) or type(error).__name__}\)", first)
+    assert re.match(r"ensbridge: odd\.dds .*PNG,", second)
 
 
 LOUD = """
@@ -180,7 +181,7 @@ def test_an_image_without_a_finite_prediction_is_named_and_the_others_are_still_
     captured = capsys.readouterr()
     assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["one.png", "two.png"]
     (problem,) = captured.err.splitlines()
-    assert "no finite prediction for bright.png;" in problem
+    assert re.search(r"finite.* bright\.png;", problem)
 
 
 @pytest.mark.usefixtures("loud_nets")
@@ -188,7 +189,7 @@ def test_images_without_a_finite_prediction_are_named_by_their_index() -> None:
     images = torch.zeros(4, 3, 8, 8)
     assert len(predict_images(loud(), images)) == 4
     images[1], images[3] = 1, torch.nan
-    with pytest.raises(ValueError, match=r"no finite prediction for images\[1\], images\[3\];"):
+    with pytest.raises(ValueError, match=r"finite.* images\[1\], images\[3\];"):
         predict_images(loud(), images)
 
 
@@ -267,9 +268,9 @@ def test_pixels_are_normalised_as_the_user_says_and_never_by_guess() -> None:
     fast.pixel_range = (0.0, 1.005)
     assert Pixels.of(fast, None, None) == Pixels()
     for own, remedy in (
-        ((-2.1, 2.6), r"pixels from -2\.1 to 2\.6, .* give the --mean and --std of its training, .*0\.485,"),
-        ((-1.0, 1.0), r"pixels from -1 to 1, .* --mean 0\.5 --std 0\.5 for -1 to 1$"),
-        ((0.0, 255.0), r"pixels from 0 to 255, files have 0 to 1; give --std 0\.003921569, which"),
+        ((-2.1, 2.6), r"-2\.1 to 2\.6,.*--mean.*--std.*0\.485,"),
+        ((-1.0, 1.0), r"-1 to 1,.*--mean 0\.5 --std 0\.5"),
+        ((0.0, 255.0), r"0 to 255,.*--std 0\.003921569"),
     ):
         fast.pixel_range = own
         with pytest.raises(ValueError, match=remedy):
@@ -281,26 +282,26 @@ def test_pixels_are_normalised_as_the_user_says_and_never_by_guess() -> None:
     found = Pixels.of(fast, [0.5, 0.4, 0.3], [0.1, 0.2, 0.3])(images)
     for channel, (mean, std) in enumerate([(0.5, 0.1), (0.4, 0.2), (0.3, 0.3)]):
         torch.testing.assert_close(found[:, channel], (images[:, channel] - mean) / std)
-    with pytest.raises(ValueError, match="mean has 2 numbers for 3 channels; give one, or one each"):
+    with pytest.raises(ValueError, match=r"mean.*\b2\b.*\b3\b"):
         Pixels((0.5, 0.5))(images)
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "named"),
     [
-        (["nothing", "a.png"], "nothing does not exist"),
-        (["plain", "a.png"], "plain does not say what images it takes; give --image-shape"),
-        (["plain", "a.png", "a.png", "--image-shape", "2,8,8"], "they have 1, 3 or 4 channels, a height"),
-        (["other", "a.png", "--image-shape", "1,8,8"], "the model cannot take images of shape (1, 8, 8) ("),
-        (["model", "a.png", "--std", "1,2"], "std has 2 numbers for 3 channels"),
-        (["model", "a.png", "--std", "0"], "std is (0.0,); it must be above 0"),
-        (["model", "a.png", "--mean", "0.5,x"], "mean is '0.5,x'; give numbers with commas"),
-        (["model", "a.png", "--device", "tpu"], "the device is 'tpu'"),
+        (["nothing", "a.png"], "nothing.*not exist"),
+        (["plain", "a.png"], "plain.*--image-shape"),
+        (["plain", "a.png", "a.png", "--image-shape", "2,8,8"], r"\(2, 8, 8\).*1, 3 or 4 channels"),
+        (["other", "a.png", "--image-shape", "1,8,8"], r"\(1, 8, 8\)"),
+        (["model", "a.png", "--std", "1,2"], r"std.*\b2\b.*\b3\b"),
+        (["model", "a.png", "--std", "0"], r"std.*\(0\.0,\)"),
+        (["model", "a.png", "--mean", "0.5,x"], "mean.*'0.5,x'"),
+        (["model", "a.png", "--device", "tpu"], "device.*'tpu'"),
         (["named", "a.png"], "3 classes and 2 class_names"),
     ],
 )
 def test_bad_input_is_one_sentence(
-    words: list[str], sentence: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    words: list[str], named: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     small(BridgeConfig()).save(tmp_path / "plain")
     small(BridgeConfig()).save(tmp_path / "named", image_shape=(3, 8, 8))
@@ -313,7 +314,7 @@ def test_bad_input_is_one_sentence(
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
-    assert sentence in line
+    assert re.search(named, line)
 
 
 def test_entropy_is_in_nats(saved: Path) -> None:
@@ -325,10 +326,10 @@ def test_entropy_is_in_nats(saved: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 32), (2, 8, 8), (3, 1, 8, 8)])
 def test_shapes_that_no_file_can_have_are_named(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"of shape \(\d.*\); they have 1, 3 or 4 channels, a height and"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(shape))}.*1, 3 or 4 channels"):
         open_image(Path("any.png"), shape)
 
 
 def test_an_address_is_no_file() -> None:
-    with pytest.raises(ValueError, match=r"https://x\.org/cat\.png is an address; save the image"):
+    with pytest.raises(ValueError, match=r"https://x\.org/cat\.png"):
         open_image(Path("https://x.org/cat.png"), (3, 8, 8))

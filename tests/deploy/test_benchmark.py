@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -136,14 +137,14 @@ def test_a_difference_behind_wide_noise_is_not_claimed_however_many_the_rounds()
     assert many.interval is not None
     assert many.interval[1] - many.interval[0] < 0.1 < 0.5 < many.high - many.low  # as wide as they are
     assert many.reason is not None
-    assert many.reason.startswith("half of its rounds lie between ×0.")
+    assert "between ×0." in many.reason
     quieter = ratio_of(noisy(1.2, 0.1, 200), [1.0] * 200)
     assert quieter.median == pytest.approx(1.2, abs=0.03)
     wide = ratio_of([1.02, 1.05, 1.1, 1.2, 1.3, 1.35], [1.0] * 6)  # slower for certain, but by how much?
     assert wide.median is None
     assert wide.interval == (1.02, 1.35)
     assert wide.reason is not None
-    assert "wider than its difference of 0.15 from ×1" in wide.reason
+    assert "0.15 from ×1" in wide.reason
 
 
 def test_a_faster_model_is_claimed_alike() -> None:
@@ -152,7 +153,9 @@ def test_a_faster_model_is_claimed_alike() -> None:
 
 
 def test_few_rounds_have_no_ratio() -> None:
-    assert ratio_of([2.0] * 5, [1.0] * 5).reason == "5 rounds: too few; give at least 6"
+    few = ratio_of([2.0] * 5, [1.0] * 5)
+    assert few.median is None
+    assert re.match(r"5 rounds.* 6$", few.reason or "")
     assert ratio_of([2.0] * 6, [1.0] * 6).median == 2.0
 
 
@@ -185,7 +188,7 @@ def test_threads_and_cores_are_pinned_and_restore() -> None:
         assert torch.get_num_threads() == 1
         assert len(cores()) == 1 or not hasattr(os, "sched_setaffinity")
     assert (torch.get_num_threads(), cores()) == before
-    with pytest.raises(ValueError, match=r"threads is 0; this process may use 1 to \d+ cores"), pinned(0):
+    with pytest.raises(ValueError, match=r"threads is 0.*1 to \d+"), pinned(0):
         pass
 
 
@@ -220,13 +223,13 @@ def test_a_runtime_that_fails_or_gives_other_logits_says_so(monkeypatch: pytest.
         raise RuntimeError("no compiler\nand much more")
 
     monkeypatch.setitem(runtimes._BUILD, "compiled", failing)
-    with pytest.raises(CannotRun, match=r"^compiled cannot run this model: no compiler and much more$"):
+    with pytest.raises(CannotRun, match=r"^compiled .*: no compiler and much more$"):
         ready("compiled", _tiny.member(), IMAGE, 1, _tiny.member())
     monkeypatch.setitem(runtimes._BUILD, "compiled", lambda *_: Runner(lambda: torch.ones(1, 3), None))
-    with pytest.raises(CannotRun, match="compiled gives other logits than the model itself, by"):
+    with pytest.raises(CannotRun, match=r"^compiled .*other logits.* by \d"):
         ready("compiled", _tiny.member(), IMAGE, 1, _tiny.member())
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(CannotRun, match=r"onnxruntime is not installed; pip install 'ensbridge\[export\]'"):
+    with pytest.raises(CannotRun, match=r"^onnxruntime .*'ensbridge\[export\]'"):
         ready("onnxruntime", _tiny.member(), IMAGE, 1, _tiny.member())
 
 
@@ -292,14 +295,14 @@ def test_words_and_json_claim_what_is_claimed_and_no_more(machine: Machine) -> N
     clear = bench(model(), IMAGE, threads=1, rounds=7, batches=[4], clock=machine)
     machine.slowness = lambda call: 1 + draws.random()
     vague = bench(model(), IMAGE, threads=1, rounds=9, batches=[4], runtimes=["onnxruntime"], clock=machine)
-    assert headline(clear).splitlines() == [
+    eager_line, compiled_line, onnx_line = headline(clear).splitlines()
+    assert eager_line == (
         "Source + bridge takes ×1.20 (1.20 … 1.20) the time of one member with eager at batch 4; half "
-        "of the rounds gave 1.20 … 1.20.",
-        "Nothing was timed with compiled at batch 4: there is no compiler.",
-        "Source + bridge takes ×1.20 (1.20 … 1.20) the time of one member with onnxruntime at batch 4; "
-        "half of the rounds gave 1.20 … 1.20.",
-    ]
-    assert headline(vague).startswith("Source + bridge has no ratio with onnxruntime at batch 4: its median")
+        "of the rounds gave 1.20 … 1.20."
+    )
+    assert onnx_line == eager_line.replace("eager", "onnxruntime")
+    assert re.search("compiled at batch 4: there is no compiler", compiled_line)
+    assert re.search("no ratio with onnxruntime at batch 4", headline(vague))
     eager, compiled, _ = clear.tables
     line = "| source + bridge | 1200.00 | 1200.00 … 1200.00 | ×1.20 (1.20 … 1.20) | 3 MB |"
     assert line in markdown(eager)
@@ -308,10 +311,8 @@ def test_words_and_json_claim_what_is_claimed_and_no_more(machine: Machine) -> N
     assert rich_costs(replace(clear, tables=(compiled,))) is None
     for found in (clear, vague):
         again = json.loads(json.dumps(found.to_json(), allow_nan=False))
-        assert again["stand_ins"].endswith(
-            "k copies of its source stand for DE-k; members of other sizes would take more or less"
-        )
-        assert "the growth of the process" in again["memory_means"]
+        assert "DE-k" in again["stand_ins"]
+        assert again["memory_means"]
         first, second = again["tables"][0]["rows"][:2]
         assert first["ratio"] is None
         assert (second["ratio"]["median"] is None) == (found is vague)
@@ -357,20 +358,20 @@ def test_a_wrong_preparation_is_noticed_and_a_failing_one_named(monkeypatch: pyt
     monkeypatch.setattr(InferenceModel, "forward", lambda self, images: forward(self, images).flip(-1))
     wrong = problem()
     assert wrong is not None
-    assert wrong.startswith("eager gives other logits than the model itself, by ")
+    assert re.match(r"eager .*other logits.* by \d", wrong)
     monkeypatch.setattr(InferenceModel, "forward", lambda self, images: forward(self, images[:, 0]))
     failing = problem()
     assert failing is not None
-    assert failing.startswith("eager cannot run this model: ")
+    assert failing.startswith("eager cannot run")
 
 
 def test_a_model_that_fails_at_its_first_call_says_so() -> None:
-    with pytest.raises(CannotRun, match=r"^eager cannot run this model: "):
+    with pytest.raises(CannotRun, match=r"^eager cannot run"):
         ready("eager", _tiny.member(), IMAGE[:, :1], 1, _tiny.member())
 
 
 def test_a_plain_network_is_refused() -> None:
-    with pytest.raises(ValueError, match="give a FastEnsemble, as compress or load returns it"):
+    with pytest.raises(ValueError, match="FastEnsemble"):
         bench(_tiny.member(), IMAGE)  # type: ignore[arg-type]
 
 
@@ -407,11 +408,10 @@ def test_the_command_prints_tables_or_json(
         assert found["model"] == str(saved)
     else:
         assert "copies of its source" in captured.out
-        assert "Nothing was timed with compiled at batch 4: there is no compiler." in captured.out
         assert captured.out.index("eager, batch 4 (6") < captured.out.index("onnxruntime, batch 2 (6")
         assert captured.out.index("onnxruntime, batch 2 (6") < captured.out.index("one image")
         assert "DE-3" in captured.out
-        assert captured.out.index("one image") < captured.out.index("Nothing was timed with compiled")
+        assert captured.out.index("one image") < captured.out.index("compiled at batch 4: ")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -441,26 +441,23 @@ def test_a_table_is_printed_once_it_is_measured_and_json_at_the_end(
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "named"),
     [
-        (["nothing"], "nothing does not exist"),
-        (["plain"], "plain does not say what images it takes; give --image-shape"),
-        (["plain", "--image-shape", "3x8"], "'3x8'; give whole numbers with commas"),
+        (["nothing"], "nothing.*not exist"),
+        (["plain"], "plain.*--image-shape"),
+        (["plain", "--image-shape", "3x8"], "'3x8'"),
         (["plain", "--image-shape", "3,8,8", "--batch", "0"], "batch is 0; give 1 to 65536 images"),
-        (["plain", "--image-shape", "3,2048,2048"], "batch is 128 images of 12,582,912 numbers"),
-        (
-            ["plain", "--image-shape", "3,8,8", "--runtime", "tpu"],
-            "runtime is 'tpu'; it must be one of eager",
-        ),
-        (["plain", "--image-shape", "3,8,8", "--rounds", "0"], "rounds is 0; give at least 1"),
-        (["plain", "--image-shape", "3,8,8", "--seconds", "nan"], "seconds is nan; give more than 0"),
-        (["plain", "--image-shape", "3,8,8", "--threads", "9999"], "threads is 9999; this process may use 1"),
-        (["plain", "--image-shape", "3,8,8", "--device", "tpu"], "the device is 'tpu'; give such as"),
-        (["plain", "--image-shape", "1,8,8"], "cannot take images of shape (1, 8, 8)"),
+        (["plain", "--image-shape", "3,2048,2048"], "batch.* 128 .*12,582,912"),
+        (["plain", "--image-shape", "3,8,8", "--runtime", "tpu"], "runtime.*'tpu'.*eager"),
+        (["plain", "--image-shape", "3,8,8", "--rounds", "0"], "rounds.* 0;"),
+        (["plain", "--image-shape", "3,8,8", "--seconds", "nan"], "seconds.* nan;"),
+        (["plain", "--image-shape", "3,8,8", "--threads", "9999"], "threads.* 9999;"),
+        (["plain", "--image-shape", "3,8,8", "--device", "tpu"], "device.*'tpu'"),
+        (["plain", "--image-shape", "1,8,8"], r"\(1, 8, 8\)"),
     ],
 )
 def test_bad_input_is_one_sentence(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     model().save(tmp_path / "plain")
     monkeypatch.chdir(tmp_path)
@@ -469,7 +466,7 @@ def test_bad_input_is_one_sentence(
     assert captured.out == ""
     (line,) = captured.err.splitlines()
     assert line.startswith("ensbridge: ")
-    assert sentence in line
+    assert re.search(named, line)
 
 
 def test_a_benchmark_knows_its_names() -> None:

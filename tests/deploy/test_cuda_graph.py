@@ -115,9 +115,7 @@ def test_a_source_that_works_in_place_keeps_its_feature() -> None:
 
 
 def test_capture_names_what_it_needs() -> None:
-    with pytest.raises(
-        ValueError, match="images to capture are on the cpu; a CUDA graph needs them on a GPU"
-    ):
+    with pytest.raises(ValueError, match=r"cpu.*GPU"):
         capture(source(), IMAGES)
 
 
@@ -201,7 +199,7 @@ def test_a_call_that_fails_leaves_a_captured_model_ready(log: list[tuple[str, ob
     with torch.inference_mode():
         assert run(IMAGES).equal(net(IMAGES))
     assert [what for what, _ in log] == ["waits", "recorded"] * 2
-    with pytest.raises(ValueError, match=r"captured for torch.float32 of shape \(2, 3, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"float32.*\(2, 3, 8, 8\)"):
         run(IMAGES[:1])
 
 

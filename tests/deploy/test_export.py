@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -231,20 +232,20 @@ def program() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "replacement", "error", "words"),
+    ("name", "replacement", "error", "named"),
     [
-        ("difference", lambda *_: 0.5, FloatingPointError, "differs from the model by 5.0e-01"),
-        ("difference", lambda *_: float("nan"), FloatingPointError, "differs from the model"),
-        ("_open_pt2", lambda _: failing, ValueError, r"fails on 4 images \(no kernel for this\)"),
-        ("_open_pt2", failing, ValueError, r"cannot be opened again \(no kernel for this\)"),
-        ("_pt2_bytes", failing, ValueError, r"cannot be written as pt2 \(no kernel for this\)"),
+        ("difference", lambda *_: 0.5, FloatingPointError, r"differs.*5\.0e-01"),
+        ("difference", lambda *_: float("nan"), FloatingPointError, "differs"),
+        ("_open_pt2", lambda _: failing, ValueError, r"4 images.*no kernel for this"),
+        ("_open_pt2", failing, ValueError, "opened.*no kernel for this"),
+        ("_pt2_bytes", failing, ValueError, "written as pt2.*no kernel for this"),
     ],
 )
 def test_an_export_that_fails_its_check_leaves_the_earlier_one(
     name: str,
     replacement: Any,
     error: type[Exception],
-    words: str,
+    named: str,
     program: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -252,7 +253,7 @@ def test_an_export_that_fails_its_check_leaves_the_earlier_one(
     (tmp_path / "model.pt2").write_bytes(b"earlier")
     monkeypatch.setattr(room, "trace", lambda *_: program)
     monkeypatch.setattr(room, name, replacement)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=named):
         export(vectors(), tmp_path / "model.pt2", "pt2", IMAGES)
     assert contents(tmp_path) == {"model.pt2": b"earlier"}
 
@@ -291,13 +292,13 @@ def test_where_float32_cannot_tell_an_export_is_compared_in_double(
     exact = vectors(coarse).requires_grad_(False).double()  # better than the model itself
     monkeypatch.setattr(room, "_open_pt2", lambda _: lambda images: exact(images.double()).float() + off)
     if refused:
-        with pytest.raises(FloatingPointError, match="differs from the model"):
+        with pytest.raises(FloatingPointError, match="differs"):
             export(model, tmp_path / "model.pt2", "pt2", IMAGES)
     else:
         done = export(model, tmp_path / "model.pt2", "pt2", IMAGES)
         assert 0 < done.coarse <= done.batches
         assert done.difference <= done.tolerance
-        assert f"on {done.coarse} the model's own logits are rounded further" in str(done)
+        assert re.search(rf"\b{done.coarse}\b.*rounded", str(done))
 
 
 def drop(x: Tensor) -> Tensor:
@@ -321,20 +322,20 @@ def peek(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("part", "error", "words"),
+    ("part", "error", "named"),
     [
-        (drop, FloatingPointError, "differs from the model"),
-        (fixed, ValueError, "cannot trace this model for any batch size"),
-        (counted, ValueError, r"fixes the number of images in a batch.*; use images.shape\[0\] in place of"),
-        (whole, ValueError, r"fixes the number of images in a batch.*; use images.shape\[0\] in place of"),
-        (peek, ValueError, "cannot trace this model for any batch size"),
-        (lambda x: x / 0, ValueError, "logits are not finite"),
+        (drop, FloatingPointError, "differs"),
+        (fixed, ValueError, "any batch size"),
+        (counted, ValueError, r"number of images.*images\.shape\[0\]"),
+        (whole, ValueError, r"number of images.*images\.shape\[0\]"),
+        (peek, ValueError, "any batch size"),
+        (lambda x: x / 0, ValueError, "not finite"),
     ],
 )
 def test_a_source_that_no_graph_can_hold_is_refused(
-    part: Callable[[Tensor], Tensor], error: type[Exception], words: str, tmp_path: Path
+    part: Callable[[Tensor], Tensor], error: type[Exception], named: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=words) as caught:
+    with pytest.raises(error, match=named) as caught:
         export(vectors(part), tmp_path / "model.pt2", "pt2", IMAGES)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -344,45 +345,45 @@ def test_a_source_that_no_graph_can_hold_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "named"),
     [
-        (BridgeConfig.preset("released"), "adds noise in every step"),
-        (BridgeConfig.preset("paper"), "draws a temperature for each image"),
+        (BridgeConfig.preset("released"), "noise"),
+        (BridgeConfig.preset("paper"), "temperature"),
     ],
 )
-def test_bridges_that_draw_are_refused(config: BridgeConfig, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_bridges_that_draw_are_refused(config: BridgeConfig, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=named):
         export(small(BridgeConfig(), config), tmp_path / "model.pt2", "pt2", IMAGES)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "to", "example", "words"),
+    ("name", "to", "example", "named"),
     [
-        ("model.onnx", "tflite", IMAGES, "to is 'tflite'; it must be 'onnx' or 'pt2'"),
-        ("model.safetensors", "pt2", IMAGES, "give a file such as model.pt2"),
-        ("model.pt2", "pt2", IMAGES[0, 0, 0], "give a batch of images as floats"),
-        ("model.pt2", "pt2", IMAGES[:0], "give a batch of images as floats"),
-        ("model.pt2", "pt2", IMAGES.byte(), "give a batch of images as floats"),
-        ("model.pt2", "pt2", IMAGES[:, :1], r"cannot take images of shape \(1, 8, 8\)"),
-        ("model.pt2", "pt2", IMAGES.double(), r"of shape \(3, 8, 8\) and type float64 \("),
-        ("model.pt2", "pt2", "cat.png", "example is a str; give a batch of images as a tensor or an array"),
+        ("model.onnx", "tflite", IMAGES, "'tflite'.*'onnx' or 'pt2'"),
+        ("model.safetensors", "pt2", IMAGES, r"model\.pt2"),
+        ("model.pt2", "pt2", IMAGES[0, 0, 0], "batch of images"),
+        ("model.pt2", "pt2", IMAGES[:0], "batch of images"),
+        ("model.pt2", "pt2", IMAGES.byte(), "batch of images"),
+        ("model.pt2", "pt2", IMAGES[:, :1], r"\(1, 8, 8\)"),
+        ("model.pt2", "pt2", IMAGES.double(), r"\(3, 8, 8\).*float64"),
+        ("model.pt2", "pt2", "cat.png", "example.*str"),
     ],
 )
-def test_bad_requests_are_refused(name: str, to: Any, example: Any, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_bad_requests_are_refused(name: str, to: Any, example: Any, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=named):
         export(vectors(), tmp_path / name, to, example)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plain_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is a Strange; give a FastEnsemble, as compress or load returns it"):
+    with pytest.raises(ValueError, match=r"Strange.*FastEnsemble"):
         export(vectors().source, tmp_path / "model.pt2", "pt2", IMAGES)  # type: ignore[arg-type]
 
 
 def test_missing_packages_are_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ValueError, match=r"onnxscript is not installed; pip install 'ensbridge\[export\]'"):
+    with pytest.raises(ValueError, match=r"onnxscript.*'ensbridge\[export\]'"):
         export(vectors(), tmp_path / "model.onnx", "onnx", IMAGES)
     assert export(vectors(), tmp_path / "model.pt2", "pt2", IMAGES).opset is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,29 +79,29 @@ def test_a_source_from_elsewhere_is_built_only_where_it_is_allowed(
     fast = foreign(0)
     fast.save(tmp_path, build="_tiny:batch_norm_member", arguments={"seed": 0}, image_shape=(3, 8, 8))
     assert command(monkeypatch, tmp_path, "--to", "pt2") == 2
-    assert "built by _tiny:batch_norm_member, which is not allowed" in capsys.readouterr().err
+    assert "--allow _tiny:batch_norm_member" in capsys.readouterr().err
     allow = ("--allow", "_tiny:batch_norm_member")
     assert command(monkeypatch, tmp_path, "--to", "pt2", *allow) == 0
     torch.testing.assert_close(runner(tmp_path / "model.pt2")(IMAGES), fast(IMAGES).detach())
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "named"),
     [
-        (["nothing", "--to", "onnx"], "nothing does not exist"),
+        (["nothing", "--to", "onnx"], "nothing.*not exist"),
         (["zoo:cifar10", "--to", "tflite"], "to is 'tflite'; it must be 'onnx' or 'pt2'"),
-        (["plain", "--to", "onnx"], "plain does not say what images it takes; give --image-shape"),
+        (["plain", "--to", "onnx"], "plain.*--image-shape"),
         (["plain", "--to", "tflite", "--image-shape", "3,8,8"], "to is 'tflite'"),
-        (["plain", "--to", "pt2", "--image-shape", "3x8x8"], "'3x8x8'; give whole numbers with commas"),
-        (["plain", "--to", "pt2", "--image-shape", "3,0,8"], "the image shape is (3, 0, 8)"),
-        (["plain", "--to", "pt2", "--image-shape", "3,99999,99999"], "the image shape is (3, 99999, 99999)"),
-        (["plain", "--to", "pt2", "--image-shape", "1,8,8"], "cannot take images of shape (1, 8, 8)"),
-        (["plain", "--to", "pt2", "--image-shape", "3,8,8", "--out", "x.onnx"], "such as model.pt2"),
-        (["noisy", "--to", "pt2", "--image-shape", "3,8,8"], "must not be random"),
+        (["plain", "--to", "pt2", "--image-shape", "3x8x8"], "'3x8x8'"),
+        (["plain", "--to", "pt2", "--image-shape", "3,0,8"], r"\(3, 0, 8\)"),
+        (["plain", "--to", "pt2", "--image-shape", "3,99999,99999"], r"\(3, 99999, 99999\)"),
+        (["plain", "--to", "pt2", "--image-shape", "1,8,8"], r"\(1, 8, 8\)"),
+        (["plain", "--to", "pt2", "--image-shape", "3,8,8", "--out", "x.onnx"], r"model\.pt2"),
+        (["noisy", "--to", "pt2", "--image-shape", "3,8,8"], "random"),
     ],
 )
 def test_bad_input_is_one_sentence(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     small(BridgeConfig()).save(tmp_path / "plain")
     small(BridgeConfig.preset("released")).save(tmp_path / "noisy")
@@ -111,7 +112,7 @@ def test_bad_input_is_one_sentence(
     assert captured.out == ""
     (line,) = captured.err.splitlines()
     assert line.startswith("ensbridge: ")
-    assert sentence in line
+    assert re.search(named, line)
     assert {folder: contents(tmp_path / folder) for folder in ("plain", "noisy")} == before
     assert not (tmp_path / "x.onnx").exists()
 
@@ -125,7 +126,7 @@ def test_a_mismatch_is_one_sentence_and_exit_code_1(
     monkeypatch.setattr(room, "difference", lambda *_: 1.0)
     assert command(monkeypatch, tmp_path, "--to", "pt2") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ensbridge: model.pt2 differs from the model by 1.0e+00")
+    assert re.match(r"ensbridge: model\.pt2 .*1\.0e\+00", line)
     assert contents(tmp_path) == before
 
 

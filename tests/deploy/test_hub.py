@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -151,13 +152,10 @@ def test_another_kind_of_model_is_neither_overwritten_nor_downloaded(hub: Hub, f
     for number, files in enumerate((theirs, {"model.safetensors": b""}, {"config.json": b"no JSON"})):
         name = f"someone/else{number}"
         hub.commit(name, files)
-        assert (
-            refusal(folder, name)
-            == f"{name} on the hub holds a model that is not ensbridge's; choose another name"
-        )
+        assert re.match(rf"{name} .*not ensbridge's", refusal(folder, name))
         assert len(hub.repos[name]) == 1
-    assert "describes no FastEnsemble" in refusal("hf:someone/else0")
-    assert refusal("hf:someone/else1").startswith("someone/else1 on the hub holds no config.json; give")
+    assert "no FastEnsemble" in refusal("hf:someone/else0")
+    assert re.match(r"someone/else1 .*config\.json", refusal("hf:someone/else1"))
     assert not any("resolve" in each and "safetensors" in each for each in hub.asked)
     hub.commit(
         "someone/fresh", {"README.md": b"# hello", ".gitattributes": b""}
@@ -170,7 +168,7 @@ def test_what_was_changed_on_the_hub_is_not_loaded(hub: Hub, folder: Path) -> No
     weights = bytearray(hub.repos[NAME][-1][1]["model.safetensors"])
     weights[-1] ^= 1
     hub.commit(NAME, {"model.safetensors": bytes(weights)})
-    with pytest.raises(ValueError, match=r"is not the file that config.json was written with"):
+    with pytest.raises(ValueError, match=r"model\.safetensors.*config\.json"):
         eb.load(fetch(f"hf:{NAME}"))
 
 
@@ -214,14 +212,14 @@ def test_a_description_too_large_for_ours_is_another_models(hub: Hub, folder: Pa
     push(folder, NAME)
     hub.asked.clear()
     hub.sizes["config.json"] = 2**40
-    assert "holds a model that is not ensbridge's" in refusal(folder, NAME)
+    assert "not ensbridge's" in refusal(folder, NAME)
     assert not any("resolve" in each for each in hub.asked)
 
 
 @pytest.mark.parametrize("missing", FILES)
 def test_a_folder_that_is_not_whole_is_not_pushed(missing: str, hub: Hub, folder: Path) -> None:
     (folder / missing).unlink()
-    assert refusal(folder, NAME) == f"{folder} holds no {missing}; give a folder that FastEnsemble.save wrote"
+    assert refusal(folder, NAME).startswith(f"{folder} holds no {missing}")
     assert hub.asked == []
 
 
@@ -233,7 +231,7 @@ def test_files_of_different_models_are_not_pushed(hub: Hub, folder: Path, tmp_pa
     for name in ("model.safetensors", "README.md"):
         before = contents(folder)
         (folder / name).write_bytes((tmp_path / "other" / name).read_bytes())
-        assert f"in {folder} do not belong together; save the model again" in refusal(folder, NAME)
+        assert f"{folder} do not belong together" in refusal(folder, NAME)
         (folder / name).write_bytes(before[name])
     change(folder, put("temperature", "hot"))
     assert "temperature" in refusal(folder, NAME)
@@ -245,18 +243,15 @@ WRONG = ["digits", "", "a/b/c", "a/", "/b", "a b/c", "a/b--c", "a/b..c", "a/-b",
 
 @pytest.mark.parametrize("name", [*WRONG, "a/" + 99 * "b", "../up", "a/b\n"])
 def test_a_wrong_name_is_refused_before_anything_is_sent(name: str, hub: Hub, folder: Path) -> None:
-    words = f"{name!r} is no name on the hub; give one such as 'user/name', of letters, digits, '-', '_'"
-    assert refusal(folder, name) == words
-    assert refusal(f"hf:{name}") == words
+    for said in (refusal(folder, name), refusal(f"hf:{name}")):
+        assert said.startswith(f"{name!r} is no name")
     assert hub.asked == []
 
 
 @pytest.mark.parametrize("version", ["", "a b", "../../up", "-x", "a..b", "a@b", "a\n"])
 def test_a_wrong_version_is_refused_before_anything_is_sent(version: str, hub: Hub) -> None:
     address = f"hf:{NAME}@{version}"
-    assert (
-        refusal(address) == f"{address!r} names no version; give a branch, a tag or a commit behind the '@'"
-    )
+    assert refusal(address).startswith(f"{address!r} names no version")
     assert hub.asked == []
 
 
@@ -264,42 +259,35 @@ def test_what_is_not_there_is_said(hub: Hub, folder: Path) -> None:
     log_in = "log in with `hf auth login`, or pass token="
     assert refusal(f"hf:{NAME}") == f"{NAME} is not on the hub, or is private; check the name, or {log_in}"
     push(folder, NAME)
-    assert (
-        refusal(f"hf:{NAME}@v9")
-        == f"{NAME} on the hub has no version 'v9'; give a branch, a tag or a commit of it"
-    )
+    assert re.match(f"{NAME} .*no version 'v9'", refusal(f"hf:{NAME}@v9"))
 
 
 def test_whom_the_hub_does_not_know_it_sends_away(hub: Hub, folder: Path) -> None:
-    log_in = "log in with `hf auth login`, or pass token="
     for status, code in ((401, ""), (403, ""), (404, "RepoNotFound")):
         hub.refuse["/"] = (status, code)
-        assert refusal(folder, NAME) == f"the hub does not let you write to {NAME}; {log_in}"
+        assert refusal(folder, NAME).startswith(f"the hub does not let you write to {NAME}; ")
     hub.refuse["/"] = (403, "")
-    assert refusal(f"hf:{NAME}") == f"the hub does not let you read {NAME}; {log_in}"
+    assert refusal(f"hf:{NAME}").startswith(f"the hub does not let you read {NAME}; ")
     hub.refuse["/"] = (403, "GatedRepo")
-    assert refusal(f"hf:{NAME}").startswith(
-        f"{NAME} is shown by the hub to those alone who asked; ask on its page"
-    )
+    assert refusal(f"hf:{NAME}").startswith(f"{NAME} is shown by the hub to those alone who asked")
     del hub.refuse["/"]
     push(folder, NAME)
     hub.refuse["/commit/"] = (403, "")  # may read, may not write
-    assert refusal(folder, NAME) == f"the hub does not let you write to {NAME}; {log_in}"
+    assert refusal(folder, NAME).startswith(f"the hub does not let you write to {NAME}; ")
     assert len(hub.repos[NAME]) == 1
 
 
 def test_a_hub_that_is_ill_or_away_is_said(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.refuse["/"] = (500, "")
-    assert refusal(folder, NAME).startswith(f"the hub answered 500 for {NAME} (")
-    assert refusal(f"hf:{NAME}").startswith(f"the hub answered 500 for {NAME} (")
+    for said in (refusal(folder, NAME), refusal(f"hf:{NAME}")):
+        assert re.search(f"500.*{NAME}", said)
     at("http://127.0.0.1:9", monkeypatch)  # where nobody listens
-    assert refusal(folder, NAME).startswith(f"the hub cannot be reached for {NAME} (")
-    assert refusal(f"hf:{NAME}").startswith(f"the hub cannot be reached for {NAME} (")
+    for said in (refusal(folder, NAME), refusal(f"hf:{NAME}")):
+        assert re.search(f"cannot be reached.*{NAME}", said)
 
 
 def test_without_the_library_the_remedy_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("huggingface_hub", "huggingface_hub.errors"):
         monkeypatch.setitem(sys.modules, module, None)
-    for words in (refusal(folder, NAME), refusal(f"hf:{NAME}")):
-        assert words.startswith("huggingface_hub cannot be imported (")
-        assert words.endswith("); pip install 'ensbridge[hub]'")
+    for said in (refusal(folder, NAME), refusal(f"hf:{NAME}")):
+        assert re.fullmatch(r"huggingface_hub .*'ensbridge\[hub\]'", said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ def feature_bridge(width: float) -> FeatureBridge:
 MODELS: dict[str, Callable[[], FastEnsemble]] = {
     "five steps": lambda: model(),
     "one step": lambda: model(bridge(1, times=(0.0, 1.0))),
-    "an uneven walk": lambda: model(bridge(1, times=(0.0, 0.3, 1.0))),
-    "two bridges of different walks": lambda: model(bridge(1), bridge(2, times=(0.0, 1.0)), members=5),
+    "uneven steps": lambda: model(bridge(1, times=(0.0, 0.3, 1.0))),
+    "two bridges of different steps": lambda: model(bridge(1), bridge(2, times=(0.0, 1.0)), members=5),
     "calibrated": lambda: model(temperature=1.37),
     "with a share of the source": lambda: model(temperature=0.8, source_logit_weight=-0.21),
     "bridge networks": lambda: model(feature_bridge(1.0), feature_bridge(0.5), average_source=True),
@@ -118,9 +119,7 @@ def test_shared_networks_are_stored_once_and_shared_again(tmp_path: Path) -> Non
 
 
 def test_what_is_no_model_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"nowhere does not exist; give a folder that FastEnsemble.save wrote"
-    ):
+    with pytest.raises(ValueError, match="nowhere does not exist"):
         eb.load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         eb.load(tmp_path)
@@ -133,13 +132,13 @@ def test_what_is_not_a_saved_model_is_never_overwritten(tmp_path: Path) -> None:
     fast = model()
     (tmp_path / "file").write_text("mine")
     for path in ("file", "file/model"):
-        with pytest.raises(ValueError, match="file is a file where a folder is expected"):
+        with pytest.raises(ValueError, match="file is a file"):
             fast.save(tmp_path / path)
     for name, content, words in (
-        ("README.md", "# My project", "is not the card of a saved model; choose another folder"),
-        ("config.json", '{"beta": 1}', "describes no saved model; choose another folder"),
-        ("config.json", "{", "is not JSON"),
-        ("model.safetensors", "mine", "holds a model.safetensors without its config.json"),
+        ("README.md", "# My project", r"README\.md.*not the card"),
+        ("config.json", '{"beta": 1}', r"config\.json.*no saved model"),
+        ("config.json", "{", r"config\.json.*JSON"),
+        ("model.safetensors", "mine", r"model\.safetensors.*config\.json"),
     ):
         place = tmp_path / f"{name}-{len(content)}"
         place.mkdir()
@@ -237,13 +236,13 @@ def test_a_model_that_cannot_be_loaded_again_is_not_saved(tmp_path: Path) -> Non
     endless = model()
     endless.source.mean.fill_(torch.inf)  # type: ignore[union-attr,operator]
     for fast, words in (
-        (heated(float("inf")), "no finite number"),
-        (heated(1e9), "temperature is 1000000000.0, expected .* 0.001 to 1000"),
-        (model(members=0), "members is 0, expected .* 1 to 1000"),
-        (hooked, "_extra_state of the model is a dict, which cannot be saved"),
-        (endless, "no finite number"),
-        (odd, "source.odd of the model is torch.complex64"),
-        (empty, "of the model is a tensor without values"),
+        (heated(float("inf")), "finite"),
+        (heated(1e9), r"temperature is 1000000000\.0"),
+        (model(members=0), "members is 0,"),
+        (hooked, "_extra_state.*dict"),
+        (endless, "finite"),
+        (odd, r"source\.odd.*complex64"),
+        (empty, "without values"),
     ):
         with pytest.raises(ValueError, match=words):
             fast.save(tmp_path / "model")
@@ -259,10 +258,9 @@ def card(place: Path) -> str:
 
 def test_the_card_tells_how_the_model_was_calibrated(tmp_path: Path) -> None:
     model().save(tmp_path / "a")
-    assert "is the mean over the bridges, at temperature 1." in card(tmp_path / "a")
+    assert "at temperature 1." in card(tmp_path / "a")
     model(temperature=0.8, source_logit_weight=-0.21).save(tmp_path / "b")
-    said = "is the mean over the bridges, with -0.21 of the source's own logits, at temperature 0.8."
-    assert said in card(tmp_path / "b")
+    assert re.search(r"-0\.21 of the source's .* at temperature 0\.8\.", card(tmp_path / "b"))
 
 
 def test_the_card_counts_costs_and_says_that_nothing_was_measured(tmp_path: Path) -> None:
@@ -273,8 +271,8 @@ def test_the_card_counts_costs_and_says_that_nothing_was_measured(tmp_path: Path
     fast.save(tmp_path)
     text = card(tmp_path)
     assert f"| parameters | {params[0]:,} | {params[1]:,} | ×{params[1] / params[0]:.3f} |" in text
-    assert "were not counted: no image shape was given" in text
-    assert "Nothing was measured when this model was saved" in text
+    assert "no image shape" in text
+    assert "Nothing was measured" in text
     fast.save(tmp_path, image_shape=(3, 8, 8))
     text = card(tmp_path)
     line = f"one image of 3×8×8 | {macs[0]:,} | {macs[1]:,} | ×{macs[1] / macs[0]:.3f} |"
@@ -323,7 +321,7 @@ def test_the_card_shows_what_was_measured_beside_its_control(
         f"| a\\|b | {row.macs_ratio:.2f} | {row.params_ratio:.2f} | {row.acc:.2f} | {row.nll:.3f} |" in text
     )
     assert "this model is the row a\\|b." in text
-    assert ("towards itself: trained towards the source alone" in text) == control
+    assert ("towards itself: " in text) == control
     assert ("No control was measured" in text) != control
     assert "Nothing was measured" not in text
     FastEnsemble.of(*(_tiny.bridge_to(ensemble, seed) for seed in (1, 2))).save(tmp_path, scores=scores)

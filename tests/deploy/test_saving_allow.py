@@ -86,7 +86,7 @@ def test_a_function_is_called_where_its_exact_path_is_allowed(package: str, tmp_
     assert_same(eb.load(place, allow=build), fast)
     assert_same(eb.load(place, source=_tiny.batch_norm_member()), fast)  # needs no leave: nothing is imported
     for broader in (package, f"{package}.models"):
-        with pytest.raises(ValueError, match=rf"make_net, .*function.* pass allow=\['{build}'\]"):
+        with pytest.raises(ValueError, match=rf"function.* allow=\['{build}'\]"):
             eb.load(place, allow=[broader])
 
 
@@ -112,17 +112,15 @@ def test_nothing_is_imported_without_leave(
     place = tmp_path / "model"
     foreign().save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
     monkeypatch.setattr(architecture, "import_module", lambda name: pytest.fail(f"{name} was imported"))
-    with pytest.raises(
-        ValueError, match=r"config.json: source is built by .*make_net, which is not allowed;"
-    ):
+    with pytest.raises(ValueError, match=r"config\.json: source .*make_net.*not allowed"):
         eb.load(place, allow=allow)
 
 
-FUNCTION = "is a function, and a package is allowed for its classes alone"
+FUNCTION = "is a function"
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "words"),
+    ("name", "arguments", "named"),
     [
         ("models:system", {"command": "true"}, "no network and no function"),
         ("models:subprocess", {}, "no network and no function"),
@@ -131,8 +129,8 @@ FUNCTION = "is a function, and a package is allowed for its classes alone"
         ("models:wipe", {}, FUNCTION),
         ("models:make_net", {"seed": 1}, FUNCTION),
         ("models:unmarked", {"seed": 1}, FUNCTION),
-        ("models:load_model", {"folder": "x", "allow": ["os"]}, "no part of ensbridge but its networks"),
-        ("models:StoredNetwork", {"path": "x", "build": 1}, "no part of ensbridge but its networks"),
+        ("models:load_model", {"folder": "x", "allow": ["os"]}, "no part of ensbridge"),
+        ("models:StoredNetwork", {"path": "x", "build": 1}, "no part of ensbridge"),
         ("models:Linear", {"in_features": 1, "out_features": 1}, "not of an allowed package"),
         ("models:Graph", {"path": "x"}, "may run code"),
         ("models:Script", {"path": "x"}, "may run code"),
@@ -142,7 +140,7 @@ FUNCTION = "is a function, and a package is allowed for its classes alone"
         ("absent:net", {}, "cannot be imported"),
         ("models:Net", {"seeds": 1}, "unexpected keyword argument"),
         ("models:Net", {"seed": "one"}, "cannot be built"),
-        ("models:Net.Inner", {}, "expected such as 'package.module:name'"),
+        ("models:Net.Inner", {}, "expected such as"),
         ("models:Net:Inner", {}, "expected such as"),
         ("models", {}, "expected such as"),
         ("models:", {}, "expected such as"),
@@ -153,34 +151,34 @@ FUNCTION = "is a function, and a package is allowed for its classes alone"
     ],
 )
 def test_an_allowed_package_does_not_open_everything_in_it(
-    name: str, arguments: dict[str, Any], words: str, package: str, tmp_path: Path
+    name: str, arguments: dict[str, Any], named: str, package: str, tmp_path: Path
 ) -> None:
     place = tmp_path / "model"
     foreign().save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
     change(place, lambda config: config["source"].update(build=f"{package}.{name}", arguments=arguments))
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises(ValueError, match=named) as caught:
         eb.load(place, allow=[package])
     assert "\n" not in str(caught.value)
     assert importlib.import_module(f"{package}.models").touched == []
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "words"),
+    ("name", "arguments", "named"),
     [
-        ("nothing", {"seed": 1}, "made a int where a network is expected"),
+        ("nothing", {"seed": 1}, "a int where"),
         ("make_net", {"seeds": 1}, "unexpected keyword argument"),
         ("make_net", {"seed": "one"}, "cannot be built"),
         ("make_net", {"seed": 1, "classes": 10**13}, "shape"),
-        ("make_net", {"seed": 1, "classes": 7}, r"as float32 of shape \(3, 8\), the model as"),
+        ("make_net", {"seed": 1, "classes": 7}, r"\(3, 8\).*\(7, 8\)"),
     ],
 )
 def test_an_allowed_function_must_make_the_saved_network(
-    name: str, arguments: dict[str, Any], words: str, package: str, tmp_path: Path
+    name: str, arguments: dict[str, Any], named: str, package: str, tmp_path: Path
 ) -> None:
     place, build = tmp_path / "model", f"{package}.models:{name}"
     foreign().save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
     change(place, lambda config: config["source"].update(build=build, arguments=arguments))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=named):
         eb.load(place, allow=[build])
 
 
@@ -226,7 +224,7 @@ def test_code_in_the_arguments_of_a_torch_function_does_not_run(tmp_path: Path) 
 @pytest.mark.parametrize("allow", ["torch", "{}", "nothing else"])
 def test_of_torch_a_package_allows_plain_layers_alone(build: str, allow: str, tmp_path: Path) -> None:
     place = asking(tmp_path, build, {})
-    with pytest.raises(ValueError, match=f"is built by {build}, .* pass allow="):
+    with pytest.raises(ValueError, match=f"{build}, .*allow="):
         eb.load(place, allow=[allow.format(build.partition(":")[0])])
 
 
@@ -254,7 +252,7 @@ def test_a_model_cannot_load_another_with_permissions_of_its_own(
     outer = asking(
         tmp_path / "outer", build, {"folder": str(inner), "allow": [package, f"{package}.models:wipe"]}
     )
-    with pytest.raises(ValueError, match="no part of ensbridge but its networks"):
+    with pytest.raises(ValueError, match="no part of ensbridge"):
         eb.load(outer, allow=allow)
     assert importlib.import_module(f"{package}.models").touched == []
 
@@ -263,7 +261,7 @@ def test_a_model_cannot_load_another_with_permissions_of_its_own(
 def test_nor_by_another_name_for_the_same(name: str, package: str, tmp_path: Path) -> None:
     build = f"{package}.models:{name}"
     place = asking(tmp_path / "model", build, {"folder": "x"})
-    with pytest.raises(ValueError, match="no part of ensbridge but its networks"):
+    with pytest.raises(ValueError, match="no part of ensbridge"):
         eb.load(place, allow=[build])
 
 
@@ -275,24 +273,24 @@ def test_what_is_allowed_is_the_source_alone(package: str, tmp_path: Path) -> No
     foreign().save(place, build=f"{package}.models:make_net", arguments={"seed": 1})
     recipe = {"name": "Net", "build": f"{package}.models:make_net", "arguments": {"seed": 1}}
     change(place, put("bridges.0.network", recipe))
-    with pytest.raises(ValueError, match=r"bridges\[0\].network is built by .*, which is not allowed"):
+    with pytest.raises(ValueError, match=r"bridges\[0\]\.network.*not allowed"):
         eb.load(place, allow=[package, recipe["build"]])
 
 
 def test_a_recipe_is_tried_before_anything_is_written(package: str, tmp_path: Path) -> None:
     fast, place = foreign(), tmp_path / "model"
     recipe = f"{package}.models:make_net"
-    for build, arguments, words in (
+    for build, arguments, named in (
         (recipe, {"seed": 1, "classes": 4}, "does not make the source"),
-        (recipe, {"seed": torch.ones(1)}, "cannot be written as JSON"),
-        (recipe, {"seed": float("nan")}, "cannot be written as JSON"),
+        (recipe, {"seed": torch.ones(1)}, "JSON"),
+        (recipe, {"seed": float("nan")}, "JSON"),
         (f"{package}.models:measuring", {"seed": 1}, "cannot be built"),
-        (f"{package}.models", {}, "build is .*; give such as 'package.module:name'"),
+        (f"{package}.models", {}, "package.module:name"),
         ("__main__:make_net", {}, "no other program can import"),
-        (nn.Linear, {}, "give its import path as text, such as 'my_nets:Net'"),
-        (None, {"seed": 1}, "arguments were given without build"),
+        (nn.Linear, {}, "import path"),
+        (None, {"seed": 1}, "arguments.*without build"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=named):
             fast.save(place, build=build, arguments=arguments)
     assert not place.exists()
     fast.save(place, build=f"{package}.models:unmarked", arguments={"seed": 1})

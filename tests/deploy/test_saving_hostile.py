@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,151 +23,108 @@ from ensbridge.deploy.saving.weights import digest
 # ------------------------------------------------------------------------------ hostile descriptions
 
 
-NETWORK, BLOCKS = "bridges.0.network", [1] * 100_000
-HOSTILE: list[tuple[str, Any, str]] = [
-    ("format", "pickle", "describes no FastEnsemble"),
-    ("version", 2, "is of version 2, this ensbridge reads 1; upgrade ensbridge"),
-    ("version", True, "is of version true"),
-    ("version", "1", "is of version"),
-    ("colour", "red", 'has an unknown key "colour"'),
+def tail(source: Any) -> dict[str, Any]:
+    """The description of a bridge network that is the rest of a source."""
+    arguments = {"source": source, "feature": "stages.0.0", "width": 1e-9}
+    return {"name": "Tail", "build": "ensbridge.nets:Tail", "arguments": arguments}
+
+
+NETWORK, SOURCE, CONFIG = "bridges.0.network", "source.arguments", "bridges.0.config"
+VALUES: dict[str, list[Any]] = {  # values that are refused by the name of their field
+    "version": [2, True, "1"],
+    "feature": [["stem"], "x" * 5000],
+    "temperature": [0, -1, 1e-320, 9e-4, 1001, 1e300, "1", float("nan"), float("inf"), 10**400, None],
+    "source_logit_weight": [-1e7, float("inf")],
+    "members": [0, 10**9, 10**20, 2.0],
+    "average_source": [1],
+    "source": [None, "ensbridge.nets:ResNet"],
+    "source.build": ["ensbridge.nets:ResNet.resnet34", "../../evil:net", "evil"],
+    "source.name": [3],
+    f"{SOURCE}.blocks": ["11", [0, 1]],
+    f"{SOURCE}.widths": [[-8, 16]],
+    f"{SOURCE}.strides": [[0, 1]],
+    f"{SOURCE}.classes": [1, "3"],
+    f"{SOURCE}.bias": ["no"],
+    "bridges": [{}],
+    "bridges.0.kind": ["pickle"],
+    "bridges.0.times": [[1.0, 0.0], [0.0, 0.5, 0.5, 1.0]],
+    f"{CONFIG}.beta": [-1, 1e-320, 1e300],
+    f"{CONFIG}.num_steps": [0, 300_000_000, 10**30],
+    f"{CONFIG}.z_input": ["all"],
+    f"{CONFIG}.variance": [["exact"]],
+    f"{CONFIG}.temperature": [2.0],
+    f"{CONFIG}.temperature.base": [-2, 1e-320, 1e300],
+    f"{CONFIG}.temperature.spread": [1e300],
+    f"{CONFIG}.temperature.concentration": [1e-320],
+    f"{CONFIG}.centre": ["yes"],
+    "sha256": [5],
+    "tied": [[]],
+    "facts.image_shape": [
+        [3, 4096, 5461],
+        [2**12, 2**12, 2],
+        [2**40] * 3,
+        [1] * 9,
+        [],
+        [3, 0, 32],
+        [3, -32, -32],
+    ],
+}
+OTHERS: list[tuple[str, Any, str]] = [
+    ("format", "pickle", "no FastEnsemble"),
+    ("colour", "red", 'unknown key "colour"'),
     ("colour\x1b[2J", 1, r'unknown key "colour\\u001b\[2J"'),
-    ("source.colour", "red", "source has an unknown key"),
-    ("bridges.0.config.colour", "red", "config has an unknown key"),
-    ("bridges.0.config.temperature.colour", "red", "temperature has an unknown key"),
-    ("feature", "layer9", "config.json: feature 'layer9' is not a module"),
-    ("feature", "", "feature '' is not a module"),
-    ("feature", ["stem"], r'feature is \["stem"\], expected one line of text'),
-    ("feature", "x" * 5000, "expected one line"),
-    ("temperature", 0, "temperature is 0, expected .* 0.001 to 1000"),
-    ("temperature", -1, "temperature is -1, expected .* 0.001 to 1000"),
-    ("temperature", 1e-320, "temperature is 1e-320, expected .* 0.001 to 1000"),
-    ("temperature", 9e-4, "temperature is 0.0009, expected"),
-    ("temperature", 1001, "temperature is 1001, expected"),
-    ("temperature", 1e300, r"temperature is 1e\+300, expected"),
-    ("source_logit_weight", -1e7, r"source_logit_weight is -10000000.0, expected .* -1e\+06 to 1e\+06"),
-    ("temperature", "1", 'temperature is "1", expected a finite number'),
-    ("temperature", float("nan"), "finite number|NaN"),
-    ("source_logit_weight", float("inf"), "finite number|Infinity"),
-    ("temperature", float("inf"), "finite number|Infinity"),
-    ("temperature", 10**400, "expected a finite number"),
-    ("temperature", None, "temperature is null"),
-    ("members", 0, "members is 0, expected .* 1 to 1000"),
-    ("members", 10**9, "members is 1000000000, expected .* 1 to 1000"),
-    ("members", 10**20, "members is 10{20}, expected"),
-    ("members", 2.0, "expected a whole number"),
-    ("average_source", 1, "expected true or false"),
-    ("source", None, "source is null, expected an object"),
-    ("source", "ensbridge.nets:ResNet", "expected an object"),
-    ("source.arguments", None, "build and arguments go together"),
-    ("source.build", None, "build and arguments go together"),
-    ("source.build", "os:system", "source is built by os:system, which is not allowed"),
-    ("source.build", "ensbridge.nets:ResNet.resnet34", "expected such as"),
+    ("source.colour", "red", 'source has an unknown key "colour"'),
+    (f"{CONFIG}.colour", "red", 'config has an unknown key "colour"'),
+    (f"{CONFIG}.temperature.colour", "red", 'temperature has an unknown key "colour"'),
+    ("feature", "layer9", r"config\.json: feature 'layer9'"),
+    ("feature", "", "feature ''"),
+    ("source.arguments", None, "build and arguments"),
+    ("source.build", None, "build and arguments"),
+    ("source.build", "os:system", "source.*os:system.*not allowed"),
     ("source.build", "ensbridge.deploy.saving.folder:load", "not allowed"),
     ("source.build", "ensbridge.models.resnet:BasicBlock", "not allowed"),
-    ("source.build", "ensbridge.nets:ScoreNet", 'argument "blocks" that ScoreNet has not'),
-    ("source.build", "../../evil:net", "expected such as"),
-    ("source.build", "evil", "expected such as"),
-    ("source.name", 3, "expected one line of text"),
-    ("source.arguments.self", 3, 'argument "self" that ResNet has not'),
-    ("source.arguments.return", 3, "has not"),
-    ("source.arguments.blocks", [10**9, 1], "far more tensors than there are weights"),
-    ("source.arguments.blocks", [2**41, 1], r"blocks\[0\] is 2199023255552, expected"),
-    ("source.arguments.blocks", BLOCKS, "each stage needs one of each"),
-    ("source.arguments.blocks", "11", "expected a list"),
-    ("source.arguments.blocks", [True, 1], "expected a whole number"),
-    ("source.arguments.blocks", [], "each stage needs one"),
-    ("source.arguments.blocks", [2, 1], "model.safetensors has no"),
-    ("source.arguments.blocks", [0, 1], "has a number below 1"),
-    ("source.arguments.widths", [8, 10**6], "shape"),
-    ("source.arguments.widths", [2**40, 2**40], "cannot be built"),
-    ("source.arguments.widths", [-8, 16], "cannot be built"),
-    ("source.arguments.widths", [8, 17], r"source.stages.1.0.conv1.weight.* the model as float32 of shape"),
-    ("source.arguments.classes", 2**39, r"the model as float32 of shape \(549755813888, 16\)"),
-    ("source.arguments.classes", 1, "a classifier needs at least 2"),
-    ("source.arguments.classes", "3", "expected a whole number"),
-    ("source.arguments.bias", "no", "expected true or false"),
-    ("source.arguments.bias", False, "which the model has not"),
-    ("source.arguments.mean", [0.5], "mean has 1 channels and std 3"),
-    ("source.arguments.mean", ["a", 0, 0], "expected a finite number"),
-    ("source.arguments.strides", [0, 1], "cannot be built"),
+    ("source.build", "ensbridge.nets:ScoreNet", '"blocks" that ScoreNet has not'),
+    (f"{SOURCE}.self", 3, '"self" that ResNet has not'),
+    (f"{SOURCE}.return", 3, '"return" that ResNet has not'),
+    (f"{SOURCE}.blocks", [10**9, 1], "far more tensors"),
+    (f"{SOURCE}.blocks", [2**41, 1], r"blocks\[0\] is 2199023255552"),
+    (f"{SOURCE}.blocks", [1] * 100_000, "blocks.* 100000, 2 and 2"),
+    (f"{SOURCE}.blocks", [], "blocks.* 0, 2 and 2"),
+    (f"{SOURCE}.blocks", [True, 1], r"blocks\[0\] is true"),
+    (f"{SOURCE}.blocks", [2, 1], r"model\.safetensors has no .*stages\.0\.1"),
+    (f"{SOURCE}.widths", [8, 10**6], r"\(16, 8, 3, 3\).*\(1000000, 8, 3, 3\)"),
+    (f"{SOURCE}.widths", [2**40, 2**40], "cannot be built"),
+    (f"{SOURCE}.widths", [8, 17], r"source.stages.1.0.conv1.weight.*\(17, 8, 3, 3\)"),
+    (f"{SOURCE}.classes", 2**39, r"\(549755813888, 16\)"),
+    (f"{SOURCE}.bias", False, r"conv1\.bias.*the model has not"),
+    (f"{SOURCE}.mean", [0.5], "mean has 1 channels and std 3"),
+    (f"{SOURCE}.mean", ["a", 0, 0], r'mean\[0\] is "a"'),
     ("bridges", [], "bridges are 0, expected 1 to 64"),
-    ("bridges", {}, "expected a list"),
-    ("bridges.0", 1, r"bridges\[0\] is 1, expected an object"),
-    ("bridges.0.kind", "pickle", 'expected one of "diffusion", "feature"'),
-    ("bridges.0.kind", "feature", "times and config belong to a diffusion bridge"),
-    ("bridges.0.times", [1.0, 0.0], "expected to grow from 0 to 1"),
-    ("bridges.0.times", [0.0, 0.5], "must rise from 0 to 1"),
-    ("bridges.0.times", [0.0, 0.5, 0.5, 1.0], "expected to grow"),
-    ("bridges.0.times", [], "must rise from 0 to 1"),
-    ("bridges.0.times", None, "times and config belong"),
-    ("bridges.0.times", ["0", "1"], "expected a finite number"),
-    ("bridges.0.times", [0, 1e-320, 1], "expected to grow from 0 to 1 in steps of at least 1e-06"),
-    ("bridges.0.times", [each / 100_000 for each in range(100_001)], "times are 100001, expected at most"),
-    ("bridges.0.config.beta", -1, "beta is -1.0; it must be a positive number"),
-    ("bridges.0.config.beta", 1e-320, "beta is 1e-320, expected 1e-09 to 1000"),
-    ("bridges.0.config.beta", 1e300, r"beta is 1e\+300, expected 1e-09 to 1000"),
-    ("bridges.0.config.num_steps", 0, "num_steps is 0"),
-    ("bridges.0.config.num_steps", 300_000_000, "num_steps is 300000000"),
-    ("bridges.0.config.num_steps", 10**30, "num_steps is 10{30}, expected"),
-    ("bridges.0.config.z_input", "all", 'expected one of "paper"'),
-    ("bridges.0.config.variance", ["exact"], "expected one of"),
-    ("bridges.0.config.temperature", 2.0, "expected an object"),
-    ("bridges.0.config.temperature.base", -2, "must be a positive number"),
-    ("bridges.0.config.temperature.base", 1e-320, "temperature.base is 1e-320, expected 0.001 to 1000"),
-    ("bridges.0.config.temperature.base", 1e300, "temperature.base is .*, expected 0.001 to 1000"),
-    ("bridges.0.config.temperature.spread", 1e300, "temperature.spread is .*, expected 0 to 1000"),
-    ("bridges.0.config.temperature.concentration", 1e-320, "temperature.concentration is .*, expected"),
-    ("bridges.0.config.centre", "yes", "expected true or false"),
-    (f"{NETWORK}.build", "torch.nn:Linear", "not allowed"),
-    (f"{NETWORK}.build", None, "build and arguments go together"),
-    (f"{NETWORK}.arguments.stages", [[1, 8, 1]], "expected a list of 4"),
+    ("bridges.0", 1, r"bridges\[0\] is 1,"),
+    ("bridges.0.kind", "feature", "times and config"),
+    ("bridges.0.times", [0.0, 0.5], r"times are \(0\.0, 0\.5\)"),
+    ("bridges.0.times", [], r"times are \(\)"),
+    ("bridges.0.times", None, "times and config"),
+    ("bridges.0.times", ["0", "1"], r'times\[0\] is "0"'),
+    ("bridges.0.times", [0, 1e-320, 1], r"times are \[0\.0, 1e-320, 1\.0\]"),
+    ("bridges.0.times", [each / 100_000 for each in range(100_001)], "times are 100001"),
+    (f"{NETWORK}.build", "torch.nn:Linear", '"torch.nn:Linear".*not allowed'),
+    (f"{NETWORK}.build", None, "build and arguments"),
+    (f"{NETWORK}.arguments.stages", [[1, 8, 1]], r"stages\[0\] is \[1, 8, 1\].* 4"),
     (f"{NETWORK}.arguments.stages", [[1, 8, 10**9, 1]], "far more tensors"),
     (f"{NETWORK}.arguments.stages", [[10**6, 8, 1, 1], [2, 8, 2, 2]], "shape|has no"),
-    (f"{NETWORK}.arguments.channels", 9, "needs a multiple of 8"),
-    (f"{NETWORK}.arguments.z_input", "informative", "has no"),
-    (f"{NETWORK}.arguments.last", 10**9, "shape"),
+    (f"{NETWORK}.arguments.channels", 9, "9 channels.*multiple of 8"),
+    (f"{NETWORK}.arguments.z_input", "informative", "has no .*z_embedding"),
+    (f"{NETWORK}.arguments.last", 10**9, r"\(1000000000, 8, 1, 1\)"),
     (NETWORK, {"name": "ScoreNet"}, r"bridges\[0\].network has no 'build'"),
-    (
-        NETWORK,
-        {
-            "name": "Tail",
-            "build": "ensbridge.nets:Tail",
-            "arguments": {
-                "source": {"blocks": [1, 1], "widths": [10**6, 10**6], "classes": 3},
-                "feature": "stages.0.0",
-                "width": 1e-9,
-            },
-        },
-        r"model.safetensors has no .bridges.0.score.blocks",
-    ),
-    (
-        NETWORK,
-        {"name": "Tail", "build": "ensbridge.nets:Tail", "arguments": {"source": [], "feature": "a"}},
-        "source is .*, expected an object",
-    ),
-    (
-        NETWORK,
-        {
-            "name": "Tail",
-            "build": "ensbridge.nets:Tail",
-            "arguments": {"source": {"blocks": "x"}, "feature": "a"},
-        },
-        r"arguments.source.blocks is \"x\", expected a list",
-    ),
-    ("sha256", "0" * 64, "model.safetensors is not the file that config.json was written with"),
-    ("sha256", "../other", "is not the file"),
-    ("sha256", 5, "expected one line of text"),
+    (NETWORK, tail({"blocks": [1, 1], "widths": [10**6, 10**6], "classes": 3}), "has no .*score.blocks"),
+    (NETWORK, tail([]), r"source is \[\]"),
+    (NETWORK, tail({"blocks": "x"}), r'arguments\.source\.blocks is "x"'),
+    ("sha256", "0" * 64, r"model\.safetensors is not the file.*config\.json"),
+    ("sha256", "../other", r"model\.safetensors is not the file.*config\.json"),
     ("tied", {"source.head.weight": "source.head.weight"}, "cannot be the tensor"),
-    ("tied", {"source.more": "source.head.weight"}, "cannot be the tensor"),
-    ("tied", {"source.head.weight": 1}, "expected one line of text"),
-    ("tied", [], "expected an object"),
-    ("facts.image_shape", [3, 4096, 5461], r"image_shape is \[3, 4096, 5461\], expected"),
-    ("facts.image_shape", [2**12, 2**12, 2], "product at most 16777216"),
-    ("facts.image_shape", [2**40] * 3, "product at most 16777216"),
-    ("facts.image_shape", [1] * 9, "expected 1 to 8 sizes"),
-    ("facts.image_shape", [], "expected 1 to 8 sizes"),
-    ("facts.image_shape", [3, 0, 32], r"image_shape is \[3, -?\d+, -?32\], expected"),
-    ("facts.image_shape", [3, -32, -32], r"image_shape is \[3, -?\d+, -?32\], expected"),
+    ("tied", {"source.more": "source.head.weight"}, '"source.more" cannot be the tensor'),
+    ("tied", {"source.head.weight": 1}, r"tied\.source\.head\.weight is 1"),
     ("facts.pixel_range", [1.0, 0.0], r"pixel_range is \(1.0, 0.0\)"),
 ]
 
@@ -186,11 +144,11 @@ def place(saved: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refused(place: Path, words: str, **arguments: Any) -> None:
+def refused(place: Path, named: str, **arguments: Any) -> None:
     """Loading is refused in one printable sentence, before memory is taken for weights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "on_cpu", lambda build: pytest.fail("memory was taken before all was checked"))
-        with pytest.raises(ValueError, match=words) as caught:
+        with pytest.raises(ValueError, match=named) as caught:
             eb.load(place, **arguments)
     assert torch.is_grad_enabled()  # a construction that was stopped half-way leaves nothing behind
     assert str(place) in str(caught.value)
@@ -198,34 +156,40 @@ def refused(place: Path, words: str, **arguments: Any) -> None:
     assert len(str(caught.value)) < 700
 
 
-@pytest.mark.parametrize(("path", "value", "words"), HOSTILE)
-def test_a_hostile_description_is_refused(path: str, value: Any, words: str, place: Path) -> None:
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path in VALUES for value in VALUES[path]])
+def test_a_value_out_of_its_range_is_named_with_its_field(path: str, value: Any, place: Path) -> None:
     change(place, put(path, value))
-    refused(place, words)
+    refused(place, rf"{path.split('.')[-1]}( is| are)? {re.escape(json.dumps(value)[:50])}")
+
+
+@pytest.mark.parametrize(("path", "value", "named"), OTHERS)
+def test_a_hostile_description_is_refused(path: str, value: Any, named: str, place: Path) -> None:
+    change(place, put(path, value))
+    refused(place, named)
 
 
 @pytest.mark.parametrize("key", ["version", "feature", "members", "source", "bridges", "sha256"])
 def test_a_description_with_a_hole_is_refused(key: str, place: Path) -> None:
     change(place, lambda config: config.pop(key))
-    refused(place, "is of version null" if key == "version" else f"has no '{key}'")
+    refused(place, "version null" if key == "version" else f"'{key}'")
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "named"),
     [
-        (b"", "is not JSON"),
-        (b"{", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b'{"format": ' + b"9" * 10_000 + b"}", "is not JSON|digits"),
-        (b"\xff\xfe\x00", "is not (JSON|UTF-8)"),
-        (b"[1]", "describes no FastEnsemble"),
-        (b'{"beta": 1}', "describes no FastEnsemble"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"format": ' + b"9" * 10_000 + b"}", "not JSON|digits"),
+        (b"\xff\xfe\x00", "not (JSON|UTF-8)"),
+        (b"[1]", "no FastEnsemble"),
+        (b'{"beta": 1}', "no FastEnsemble"),
         (b" " * (2**20 + 1), "a model's has under"),
     ],
 )
-def test_what_is_no_description_is_refused(text: bytes, words: str, place: Path) -> None:
+def test_what_is_no_description_is_refused(text: bytes, named: str, place: Path) -> None:
     (place / "config.json").write_bytes(text)
-    refused(place, words)
+    refused(place, named)
 
 
 def test_values_that_are_other_numbers_of_the_same_kind_are_let_through(place: Path) -> None:
@@ -242,14 +206,14 @@ def test_images_of_every_real_size_are_let_through(shape: tuple[int, ...], place
 
 def test_bridges_without_number_are_refused(place: Path) -> None:
     change(place, lambda config: config.update(bridges=config["bridges"] * 65))
-    refused(place, "bridges are 65, expected 1 to 64")
+    refused(place, "65.* 64")
 
 
 def test_the_steps_of_all_bridges_are_counted_together(place: Path) -> None:
     times = [each / 400 for each in range(401)]
     change(place, put("bridges.0.times", times))
     change(place, lambda config: config.update(bridges=config["bridges"] * 3))
-    refused(place, "bridges have 1200 steps together, expected at most 1000")
+    refused(place, "1200 steps.* 1000")
 
 
 # ------------------------------------------------------------------------------ hostile weights
@@ -271,29 +235,29 @@ HEAD = "source.head.weight"
 
 
 @pytest.mark.parametrize(
-    ("edit", "words"),
+    ("edit", "named"),
     [
-        (lambda tensors: tensors.pop(HEAD), f'model.safetensors has no "{HEAD}", which the model has'),
+        (lambda tensors: tensors.pop(HEAD), f'no "{HEAD}"'),
         (lambda tensors: tensors.clear(), "far more tensors|has no"),
-        (lambda tensors: tensors.update(more=torch.ones(1)), 'has "more", which the model has not'),
+        (lambda tensors: tensors.update(more=torch.ones(1)), '"more", which the model has not'),
         (lambda tensors: tensors.update({"\x1b[2J": torch.ones(1)}), r'has "\\u001b\[2J"'),
         (
             lambda tensors: tensors.update({HEAD: torch.ones(16, 3)}),
-            r"as float32 of shape \(16, 3\), the model as float32 of shape \(3, 16\)",
+            r"\(16, 3\).*\(3, 16\)",
         ),
-        (lambda tensors: tensors.update({HEAD: torch.ones(0)}), r"of shape \(0,\)"),
-        (lambda tensors: tensors.update({HEAD: torch.ones(3, 16).int()}), "as int32 of shape"),
-        (lambda tensors: tensors.update({HEAD: torch.ones(3, 16) > 0}), "as bool of shape"),
-        (lambda tensors: tensors.update({HEAD: torch.ones(3, 16).to(torch.float8_e5m2)}), "an unknown type"),
+        (lambda tensors: tensors.update({HEAD: torch.ones(0)}), r"\(0,\)"),
+        (lambda tensors: tensors.update({HEAD: torch.ones(3, 16).int()}), "int32"),
+        (lambda tensors: tensors.update({HEAD: torch.ones(3, 16) > 0}), "bool"),
+        (lambda tensors: tensors.update({HEAD: torch.ones(3, 16).to(torch.float8_e5m2)}), "unknown type"),
         (
             lambda tensors: tensors.update({"bridges.0.score.stem.1.num_batches_tracked": torch.tensor(1.0)}),
-            "as float32 of shape .*, the model as int64",
+            "float32.*int64",
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(edit: Callable[..., Any], words: str, place: Path) -> None:
+def test_weights_that_do_not_fit_are_refused(edit: Callable[..., Any], named: str, place: Path) -> None:
     reweigh(place, edit)
-    refused(place, words)
+    refused(place, named)
 
 
 MEAN = "bridges.0.score.stem.1.running_mean"
@@ -320,7 +284,7 @@ def test_tensors_cannot_be_tied_to_what_is_none_of_their_kind(place: Path) -> No
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a pickle", b"\xff" * 100, b"\x08" + b"\0" * 7 + b"{}"])
 def test_what_is_no_safetensors_file_is_refused(content: bytes, place: Path) -> None:
     vouch(place, content)
-    refused(place, "model.safetensors (is no whole safetensors file|has no)")
+    refused(place, "model.safetensors (is no whole|has no)")
 
 
 def header(**tensors: Any) -> bytes:
@@ -349,12 +313,12 @@ PLAIN = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 )
 def test_a_hostile_header_is_refused(content: bytes, place: Path) -> None:
     vouch(place, content)
-    refused(place, "model.safetensors (is no whole safetensors file|has no)|far more tensors")
+    refused(place, "model.safetensors (is no whole|has no)|far more tensors")
 
 
 def test_more_tensors_than_any_network_has_are_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "MOST_TENSORS", 3)
-    refused(place, r"model.safetensors has \d+ tensors, a model's has at most 3")
+    refused(place, r"model\.safetensors has \d+ tensors.* 3")
 
 
 def test_any_truncation_and_any_foreign_file_is_noticed(place: Path) -> None:
@@ -364,10 +328,10 @@ def test_any_truncation_and_any_foreign_file_is_noticed(place: Path) -> None:
     flipped[-1] ^= 1
     for other in (b"", content[:7], content[:500], content[:-1], content + b"\0", bytes(flipped)):
         path.write_bytes(other)
-        refused(place, "truncated, damaged or another model's; copy the whole folder again")
+        refused(place, r"model\.safetensors.*damaged")
         if len(other) < len(content):
             vouch(place, other)
-            refused(place, "is no whole safetensors file")
+            refused(place, r"model\.safetensors.*no whole")
     path.unlink()
     refused(place, "holds no model.safetensors")
     path.mkdir()
@@ -377,7 +341,7 @@ def test_any_truncation_and_any_foreign_file_is_noticed(place: Path) -> None:
 def test_a_file_of_weights_beyond_any_model_is_not_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "LARGEST_WEIGHTS", 100)
     monkeypatch.setattr(folder, "digest", lambda path: pytest.fail("it was read"))
-    refused(place, "model.safetensors has more than 100 bytes")
+    refused(place, "model.safetensors.*100 bytes")
 
 
 def test_no_pickle_is_ever_read(place: Path, tmp_path: Path) -> None:
@@ -387,5 +351,5 @@ def test_no_pickle_is_ever_read(place: Path, tmp_path: Path) -> None:
 
     torch.save({"source.head.weight": Bomb()}, place / "model.safetensors")
     vouch(place, (place / "model.safetensors").read_bytes())
-    refused(place, "is no whole safetensors file")
+    refused(place, r"model\.safetensors.*no whole")
     assert not (tmp_path / "boom").exists()

@@ -100,16 +100,14 @@ def test_a_network_that_ties_what_was_not_tied_is_refused(tmp_path: Path) -> Non
     apart = Tied()
     apart.second.weight = nn.Parameter(torch.zeros(3, 3))
     FastEnsemble(apart, [bridge()], "map").save(tmp_path)
-    with pytest.raises(ValueError, match=r'"source\.\S+" did not keep its saved values'):
+    with pytest.raises(ValueError, match=r'"source\.\S+" did not keep'):
         eb.load(tmp_path, source=Tied())
 
 
 def test_a_source_of_another_class_is_asked_for_and_filled(tmp_path: Path) -> None:
     fast = foreign()
     fast.save(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"saved with a source of class torch.nn.modules.container.Sequential.*source=net"
-    ):
+    with pytest.raises(ValueError, match=r"container\.Sequential.*source=net"):
         eb.load(tmp_path)
     net = _tiny.batch_norm_member(seed=9).train()
     loaded = eb.load(tmp_path, net)
@@ -128,19 +126,19 @@ def test_a_source_that_does_not_fit_is_refused_and_left_as_it_was(tmp_path: Path
     counted = copy.deepcopy(plain)
     counted[1].num_batches_tracked = torch.zeros((), dtype=torch.int32)
     nowhere = copy.deepcopy(plain).to("meta")
-    for net, words in (
-        (more, r'has no "source.extra.weight", which the model has'),
-        (fewer, r'has "source.1.\w+", which the model has not'),
-        (wide, r'"source.5.weight" as float32 of shape \(3, 8\), the model as float32 of shape \(4, 8\)'),
-        (counted, r'"source.1.num_batches_tracked" as int64 of shape \(\), the model as int32'),
-        (nowhere, "on the meta device"),
-        ("net", "source is a str; give the network itself"),
+    for net, named in (
+        (more, r'no "source.extra.weight"'),
+        (fewer, r'"source.1.\w+".* has not'),
+        (wide, r'"source.5.weight".*\(3, 8\).*\(4, 8\)'),
+        (counted, r'"source.1.num_batches_tracked".*int64.*int32'),
+        (nowhere, "meta"),
+        ("net", "source.*str"),
     ):
         before = _tiny.state(net) if isinstance(net, nn.Module) and net is not nowhere else {}
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=named):
             eb.load(tmp_path, source=net)  # type: ignore[arg-type]
         assert not before or _tiny.same(before, net.state_dict())  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match=r"config.json: feature '0' is not a module of the source"):
+    with pytest.raises(ValueError, match=r"config\.json: feature '0'"):
         eb.load(tmp_path, source=nn.Sequential(nn.Sequential()).append(nn.Linear(1, 1))[1:1])
 
 
@@ -150,9 +148,7 @@ def test_a_source_behind_preprocessing_is_asked_for_with_it(tmp_path: Path) -> N
 
     fast = FastEnsemble(Preprocessed(_tiny.batch_norm_member(), double), [bridge()], "net.0")
     fast.eval().save(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"source is a Sequential, and the model was compressed with preproc"
-    ):
+    with pytest.raises(ValueError, match=r"Sequential.*preprocess"):
         eb.load(tmp_path, source=_tiny.batch_norm_member(9))
     assert_same(eb.load(tmp_path, source=Preprocessed(_tiny.batch_norm_member(9), double)), fast)
 
@@ -162,7 +158,7 @@ def test_a_source_of_another_name_is_pointed_out(tmp_path: Path) -> None:
         pass
 
     foreign().save(tmp_path)
-    with pytest.warns(UserWarning, match="saved source was a Sequential, the given one is a Other"):
+    with pytest.warns(UserWarning, match=r"Sequential.*Other"):
         eb.load(tmp_path, source=Other(*_tiny.batch_norm_member()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -173,7 +169,7 @@ def test_a_network_of_ours_that_was_changed_is_no_longer_described(tmp_path: Pat
     fast = model()
     fast.source.stem[2] = nn.ReLU()  # type: ignore[index]
     fast.save(tmp_path)
-    with pytest.raises(ValueError, match=r"saved with a source of class ensbridge.models.resnet.ResNet"):
+    with pytest.raises(ValueError, match=r"models\.resnet\.ResNet"):
         eb.load(tmp_path)
     net = _tiny.member(3)
     net.stem[2] = nn.ReLU()
@@ -181,8 +177,6 @@ def test_a_network_of_ours_that_was_changed_is_no_longer_described(tmp_path: Pat
     score = _tiny.score()
     score.head = nn.Sequential(score.head)  # type: ignore[assignment]
     for changed in (Bridge(score), FeatureBridge(_tiny.pooled())):
-        with pytest.raises(
-            ValueError, match=r"the network of bridge 2 is of class .* a file cannot describe"
-        ):
+        with pytest.raises(ValueError, match=r"bridge 2.*class"):
             model(bridge(), changed).save(tmp_path / "other")
     assert not (tmp_path / "other").exists()

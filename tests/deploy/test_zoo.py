@@ -29,7 +29,7 @@ def test_a_model_of_the_zoo_is_whole(name: str) -> None:
     assert (folder / "model.safetensors").stat().st_size < 12_000_000
     card = (folder / "README.md").read_text()
     assert "fitted on validation" in card
-    assert "only what exceeds that is the ensemble's" in card
+    assert "control" in card
 
 
 def test_both_have_the_same_source_and_the_first_bridge() -> None:
@@ -41,8 +41,8 @@ def test_both_have_the_same_source_and_the_first_bridge() -> None:
 
 def test_the_zoo_is_what_is_tested_here_and_other_names_are_refused() -> None:
     assert zoo_names() == sorted(ANATOMY)
-    with pytest.raises(ValueError, match="zoo:cifar9 is not in the zoo; there are: zoo:cifar10, zoo:"):
+    with pytest.raises(ValueError, match=r"zoo:cifar9.*zoo:cifar10, zoo:"):
         eb.load("zoo:cifar9")
-    with pytest.raises(ValueError, match="is not in the zoo"):
+    with pytest.raises(ValueError, match=r"zoo:\.\./saving"):
         eb.load("zoo:../saving")
     assert find_model(Path("zoo:cifar10")) == Path("zoo:cifar10")  # a path is a path

@@ -24,7 +24,7 @@ from _tables import (
     SET,
     TEST,
     VALIDATION,
-    ladder,
+    ensembles,
     metrics_by_hand,
     nll_by_hand,
     probabilities,
@@ -67,9 +67,9 @@ ROW_KEYS += ["nll_gain_over_control", "nll_gain_over_control_se"]
 
 
 def test_rows_are_what_plain_loops_say() -> None:
-    rival = table(9, knowledge=1.4)
-    scores = evaluate({**ladder(), "rival": rival}, SET, VALIDATION)
-    expected = {"DE-1": MEMBERS[:1], "DE-2": MEMBERS[:2], "DE-3": MEMBERS, "rival": [rival]}
+    baseline = table(9, knowledge=1.4)
+    scores = evaluate({**ensembles(), "baseline": baseline}, SET, VALIDATION)
+    expected = {"DE-1": MEMBERS[:1], "DE-2": MEMBERS[:2], "DE-3": MEMBERS, "baseline": [baseline]}
     assert [row.model for row in scores.rows] == list(expected)
     for model, tables in expected.items():
         row, probs = row_of(scores, model), probabilities(tables)
@@ -83,15 +83,15 @@ def test_rows_are_what_plain_loops_say() -> None:
     assert len({row.acc for row in scores.rows}) > 1
 
 
-def test_dee_and_gap_are_measured_on_the_ladder() -> None:
-    rival = table(9, knowledge=1.4)
+def test_dee_and_gap_are_measured_against_the_ensembles() -> None:
+    baseline = table(9, knowledge=1.4)
     labels = LABELS[:TEST].tolist()
-    own = nll_by_hand(probabilities([rival])[:TEST], labels)
+    own = nll_by_hand(probabilities([baseline])[:TEST], labels)
     steps = [nll_by_hand(probabilities(MEMBERS[:size])[:TEST], labels) for size in (1, 2, 3)]
     nlls = [each.mean() for each in steps]
     assert nlls[0] > own.mean() > nlls[1] > nlls[2]
     for target in (None, 3, 2):
-        row = row_of(evaluate({**ladder(), "rival": rival}, SET, target=target), "rival")
+        row = row_of(evaluate({**ensembles(), "baseline": baseline}, SET, target=target), "baseline")
         assert row.dee == pytest.approx(1 + (nlls[0] - own.mean()) / (nlls[0] - nlls[1]), rel=1e-4)
         goal = (target or 3) - 1
         assert row.gap == pytest.approx((nlls[0] - own.mean()) / (nlls[0] - nlls[goal]), rel=1e-4)
@@ -106,7 +106,9 @@ def test_a_bridge_is_compared_with_its_own_control_image_by_image() -> None:
     info |= {"other loss": replace(bridge, loss="bridge").as_control()}
     info |= {"other temperature": replace(bridge, source_temperature=4.0)}
     others = {name: table(seed) for seed, name in enumerate(info, 40) if name not in tables}
-    scores = evaluate({**others, **tables, **ladder()}, SET, reference=Ensemble(MEMBERS), info=info, seed=5)
+    scores = evaluate(
+        {**others, **tables, **ensembles()}, SET, reference=Ensemble(MEMBERS), info=info, seed=5
+    )
     nlls = [nll_by_hand(probabilities([each])[:TEST], LABELS[:TEST].tolist()) for each in tables.values()]
     row, gain = row_of(scores, "ours"), nlls[1] - nlls[0]
     assert row.nll_gain_over_control == pytest.approx(gain.mean(), rel=1e-4)
@@ -118,17 +120,17 @@ def test_a_bridge_is_compared_with_its_own_control_image_by_image() -> None:
             assert (row.nll_gain_over_control, row.nll_gain_over_control_se) == (None, None), row.model
 
 
-def test_rows_of_the_ladder_have_their_size_as_dee_also_where_it_is_not_monotone() -> None:
+def test_rows_of_ensembles_have_their_size_as_dee_also_where_it_is_not_monotone() -> None:
     liar = table(5, knowledge=-4.0)
     members = [MEMBERS[0], liar, MEMBERS[1], MEMBERS[2]]
-    scores = evaluate({**ladder(members), "alone": MEMBERS[0]}, SET)
+    scores = evaluate({**ensembles(members), "alone": MEMBERS[0]}, SET)
     assert scores.rows[1].nll > scores.rows[0].nll  # DE-2 is worse than DE-1
     assert [row.dee for row in scores.rows] == [1.0, 2.0, 3.0, 4.0, 1.0]
     assert all(type(row.dee) is float for row in scores.rows)
     assert all(row.gap is None and row.gap_error is None for row in scores.rows)
 
 
-def test_an_ensemble_of_others_or_in_another_order_is_not_of_the_ladder() -> None:
+def test_an_ensemble_of_others_or_in_another_order_is_none_of_the_target() -> None:
     models = {
         "reversed": Ensemble([MEMBERS[1], MEMBERS[0]]),
         "second": MEMBERS[1],
@@ -140,31 +142,31 @@ def test_an_ensemble_of_others_or_in_another_order_is_not_of_the_ladder() -> Non
     assert row_of(scores, "reversed").dee == pytest.approx(2.0, abs=1e-3)  # by interpolation, not by name
 
 
-def test_beyond_the_ladder_dee_is_a_string_in_json_too() -> None:
-    scores = evaluate({**ladder(), "oracle": table(9, knowledge=8.0)}, SET)
+def test_beyond_the_largest_ensemble_dee_is_a_string_in_json_too() -> None:
+    scores = evaluate({**ensembles(), "oracle": table(9, knowledge=8.0)}, SET)
     assert row_of(scores, "oracle").dee == ">3"
     assert '"dee": ">3"' in scores.to_json()
 
 
 def test_the_reference_is_the_largest_ensemble_unless_given() -> None:
-    rival = table(9, knowledge=1.4)
-    models = {"small": Ensemble(MEMBERS[:2]), "large": Ensemble(MEMBERS), "rival": rival}
+    baseline = table(9, knowledge=1.4)
+    models = {"small": Ensemble(MEMBERS[:2]), "large": Ensemble(MEMBERS), "baseline": baseline}
     found = evaluate(models, SET)
     assert asdict(found) == asdict(evaluate(models, SET, reference=Ensemble(MEMBERS)))
     short = evaluate(models, SET, reference=Ensemble(MEMBERS[:2]))
-    assert row_of(short, "rival").gap != row_of(found, "rival").gap
+    assert row_of(short, "baseline").gap != row_of(found, "baseline").gap
     assert row_of(short, "large").gap is not None
 
 
 def test_to_a_target_of_one_there_is_no_gap() -> None:
-    row = row_of(evaluate({**ladder(), "rival": table(9)}, SET, target=1), "rival")
+    row = row_of(evaluate({**ensembles(), "baseline": table(9)}, SET, target=1), "baseline")
     assert (row.gap, row.gap_error) == (None, None)
 
 
 def test_without_validation_nothing_is_calibrated() -> None:
-    for row in evaluate(ladder(), SET).rows:
+    for row in evaluate(ensembles(), SET).rows:
         assert (row.cnll, row.temperature) == (None, None)
-    for row in evaluate(ladder(), SET, VALIDATION).rows:
+    for row in evaluate(ensembles(), SET, VALIDATION).rows:
         assert row.cnll is not None
         assert row.temperature is not None
 
@@ -182,7 +184,7 @@ def numbers_of(row: Row) -> dict[str, Any]:
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_the_batch_size_changes_nothing(batch_size: int) -> None:
-    models = {**ladder([_runs.member(seed) for seed in range(3)]), "rival": _runs.member(9)}
+    models = {**ensembles([_runs.member(seed) for seed in range(3)]), "baseline": _runs.member(9)}
     data, val = _runs.data(1, images=30), _runs.data(2, images=20)
     whole, parts = (evaluate(models, data, val, batch_size=size) for size in (256, batch_size))
     for row, other in zip(whole.rows, parts.rows, strict=True):
@@ -209,7 +211,7 @@ def test_bytes_are_images_too() -> None:
     pixels = torch.randint(
         0, 256, (30, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )
-    models = ladder([_runs.member(seed) for seed in range(2)])
+    models = ensembles([_runs.member(seed) for seed in range(2)])
     labels = torch.arange(30) % 3
     scores = [evaluate(models, (images, labels)) for images in (pixels, pixels.float() / 255)]
     assert scores[0].rows == scores[1].rows
@@ -223,18 +225,18 @@ def test_predictions_are_log_probabilities_without_gradients() -> None:
 
 def test_many_models_are_measured_as_few_are() -> None:
     members = [_runs.member(seed) for seed in range(2)]
-    rivals = {f"rival {seed}": _runs.member(10 + seed) for seed in range(TOGETHER + 3)}
+    baselines = {f"baseline {seed}": _runs.member(10 + seed) for seed in range(TOGETHER + 3)}
     images = torch.rand(30, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
-    whole = evaluate({**ladder(members), **rivals}, images, images)
-    for name, net in rivals.items():
-        alone = evaluate({**ladder(members), name: net}, images, images)
+    whole = evaluate({**ensembles(members), **baselines}, images, images)
+    for name, net in baselines.items():
+        alone = evaluate({**ensembles(members), name: net}, images, images)
         assert alone.rows[-1] in whole.rows
 
 
 def test_a_model_of_other_classes_than_the_members_is_named() -> None:
     other = nn.Sequential(nn.Flatten(), nn.Linear(IMAGES[0].numel(), 5))
     with pytest.raises(ValueError, match=r"'other' has 5 classes, the members \d"):
-        evaluate({**ladder(MEMBERS), "other": other}, (IMAGES, LABELS))
+        evaluate({**ensembles(MEMBERS), "other": other}, (IMAGES, LABELS))
 
 
 # ------------------------------------------------------------------------------ costs
@@ -330,7 +332,7 @@ def test_a_fast_ensemble_names_what_it_cannot_use() -> None:
 
 
 def whole_scores() -> Scores:
-    models = {**ladder(), "rival": table(9), "oracle": table(9, knowledge=8.0)}
+    models = {**ensembles(), "baseline": table(9), "oracle": table(9, knowledge=8.0)}
     return evaluate(models, SET, VALIDATION, dataset="tables", seed=5)
 
 

@@ -63,10 +63,10 @@ def test_what_is_shared_runs_once_a_batch(models: dict[str, nn.Module]) -> None:
     assert isinstance(two, FastEnsemble)
     assert isinstance(networks, FastEnsemble)
     parts = [*ensemble.members, *two.bridges, *networks.bridges, models["another"]]
-    calls, heard = _tiny.count_runs(parts), []
-    predict_each(models, ImageSet(_tiny.images(10)), 4, advance=heard.append)
+    calls, recorded = _tiny.count_runs(parts), []
+    predict_each(models, ImageSet(_tiny.images(10)), 4, advance=recorded.append)
     assert calls == dict.fromkeys(range(3 + 2 + 2 + 1), 3)  # batches of 4, 4 and 2
-    assert sum(heard) == 10 * len(models)
+    assert sum(recorded) == 10 * len(models)
 
 
 def test_one_bridge_behind_two_sources_runs_for_each() -> None:

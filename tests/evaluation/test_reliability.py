@@ -17,7 +17,7 @@ from _tables import (
     TEST,
     VALIDATION,
     Array,
-    ladder,
+    ensembles,
     probabilities,
     row_of,
     table,
@@ -85,7 +85,7 @@ def test_bins_give_back_accuracy_and_ece(bins: int) -> None:
 
 
 def test_every_rows_bins_reproduce_its_numbers() -> None:
-    scores = evaluate({**ladder(), "rival": table(9, knowledge=1.4)}, SET, VALIDATION)
+    scores = evaluate({**ensembles(), "baseline": table(9, knowledge=1.4)}, SET, VALIDATION)
     for row in scores.rows:
         assert row.reliability is not None
         for bins in (row.reliability.before, row.reliability.after):
@@ -102,9 +102,9 @@ def test_every_rows_bins_reproduce_its_numbers() -> None:
 
 
 def test_bins_are_what_plain_loops_say_before_and_after_calibration() -> None:
-    rival = table(9, knowledge=1.4)
-    scores = evaluate({**ladder(), "rival": rival}, SET, VALIDATION)
-    for model, tables in {"DE-1": MEMBERS[:1], "DE-3": MEMBERS, "rival": [rival]}.items():
+    baseline = table(9, knowledge=1.4)
+    scores = evaluate({**ensembles(), "baseline": baseline}, SET, VALIDATION)
+    for model, tables in {"DE-1": MEMBERS[:1], "DE-3": MEMBERS, "baseline": [baseline]}.items():
         row, probs = row_of(scores, model), probabilities(tables)[:TEST]
         assert isinstance(row.reliability, Reliability)
         assert row.reliability.after is not None
@@ -118,7 +118,7 @@ def test_bins_are_what_plain_loops_say_before_and_after_calibration() -> None:
 
 
 def test_without_validation_there_are_no_bins_after_calibration() -> None:
-    for row in evaluate(ladder(), SET).rows:
+    for row in evaluate(ensembles(), SET).rows:
         assert row.reliability is not None
         assert row.reliability.after is None
 
@@ -126,7 +126,7 @@ def test_without_validation_there_are_no_bins_after_calibration() -> None:
 # ------------------------------------------------------------------------------ what a row is called
 
 
-def rivals() -> tuple[dict[str, nn.Module], dict[str, Any]]:
+def baselines() -> tuple[dict[str, nn.Module], dict[str, Any]]:
     ensemble = _tiny.ensemble(4)
     source, *others = ensemble.members
     groups = [(0, 1), (0, 2, 3)]
@@ -154,14 +154,14 @@ def rivals() -> tuple[dict[str, nn.Module], dict[str, Any]]:
 
 
 def test_rows_know_their_method_and_aim() -> None:
-    models, expected = rivals()
+    models, expected = baselines()
     scores = evaluate(models, _tiny.data(), info={"ED": ModelInfo("ED", 4)})
     found = {row.model: (row.kind, row.members, row.bridges, row.steps) for row in scores.rows}
     assert found == expected
 
 
-def test_info_overrules_what_a_model_shows_but_not_the_ladder() -> None:
-    models, _ = rivals()
+def test_info_overrules_what_a_model_shows_but_not_that_of_an_ensemble() -> None:
+    models, _ = baselines()
     info = {"DBN": ModelInfo("other", 2), "DE-4": ModelInfo("ED", 9)}
     scores = evaluate(models, _tiny.data(), info=info)
     assert [(row_of(scores, name).method, row_of(scores, name).members) for name in info] == [
@@ -172,26 +172,28 @@ def test_info_overrules_what_a_model_shows_but_not_the_ladder() -> None:
 
 def test_info_of_models_that_are_not_there_are_refused() -> None:
     with pytest.raises(ValueError, match="info names 'ED'; the models are DE-1, DE-2, DE-3"):
-        evaluate(ladder(), SET, info={"ED": ModelInfo("ED", 3)})
+        evaluate(ensembles(), SET, info={"ED": ModelInfo("ED", 3)})
 
 
 def test_class_names_must_fit() -> None:
     names = ["cat", "dog", "bird"]
-    assert evaluate(ladder(), SET, class_names=names).class_names == tuple(names)
+    assert evaluate(ensembles(), SET, class_names=names).class_names == tuple(names)
     with pytest.raises(ValueError, match="class_names are 2; the members have 3 classes"):
-        evaluate(ladder(), SET, class_names=names[:2])
+        evaluate(ensembles(), SET, class_names=names[:2])
 
 
-def test_a_ruler_measures_again_and_again_with_one_pass_of_its_members() -> None:
-    members, rival = [table(seed) for seed in (14, 15, 16)], table(9, knowledge=1.4)
-    once = evaluate({**ladder(members), "rival": rival}, SET, VALIDATION, reference=Ensemble(members))
+def test_an_evaluator_measures_again_and_again_with_one_pass_of_its_members() -> None:
+    members, baseline = [table(seed) for seed in (14, 15, 16)], table(9, knowledge=1.4)
+    once = evaluate(
+        {**ensembles(members), "baseline": baseline}, SET, VALIDATION, reference=Ensemble(members)
+    )
     calls = _tiny.count_runs(members)
     evaluator = Evaluator(Ensemble(members), SET, VALIDATION)
     assert calls == {0: 3, 1: 2, 2: 2}  # on the test split and on validation, the source on one image first
     calls.clear()
-    assert evaluator.measure({"rival": rival}) == once.rows[3:]
+    assert evaluator.measure({"baseline": baseline}) == once.rows[3:]
     assert calls.keys() == {0}  # to count its cost
-    assert evaluator.measure(ladder(members)) == once.rows[:3]
+    assert evaluator.measure(ensembles(members)) == once.rows[:3]
     assert evaluator.target == 3
     assert [each.mean().item() for each in evaluator.nlls] == pytest.approx(
         [row.nll for row in once.rows[:3]]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import _tiny
-from _recipe import Heard, tiny
+from _recipe import RecordedProgress, tiny
 from _report import make_document
 from ensbridge import metrics
 from ensbridge.data import ImageSet, read_corrupted
@@ -105,9 +105,9 @@ def test_progress_counts_images_for_each_model(folder: Path, tmp_path: Path) -> 
     nets = {"a": _tiny.member(0), "b": _tiny.member(1)}
     options: dict[str, Any] = {"severities": [1], "keep": tmp_path / "kept.jsonl"}
     measure_corrupted({"a": nets["a"]}, folder, **options)
-    heard = Heard()
-    measure_corrupted(nets, folder, stage=heard, **options)
-    total, steps = heard.stages["corrupted"]
+    recorded = RecordedProgress()
+    measure_corrupted(nets, folder, stage=recorded, **options)
+    total, steps = recorded.stages["corrupted"]
     assert total == sum(steps) == 2 * 19 * COUNT
 
 
@@ -127,7 +127,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_rows(folder: Path, tmp_path
     temperatures = {"a": 1.5}
     whole = measure_corrupted(nets, folder, temperatures, [1, 2])
     keep = tmp_path / "kept.jsonl"
-    stopping = Heard(("corrupted", 2 * 25))  # each of the parts advances twice
+    stopping = RecordedProgress(("corrupted", 2 * 25))  # each of the parts advances twice
     with pytest.raises(ConnectionError):
         measure_corrupted(nets, folder, temperatures, [1, 2], keep=keep, stage=stopping)
     assert len(keep.read_text().splitlines()) == 24 * 2
@@ -256,12 +256,12 @@ def of_recipe(folder: Path) -> Path:
 
 def test_a_run_is_measured_at_the_temperatures_of_its_rows(run: Path, tmp_path: Path) -> None:
     place = of_recipe(tmp_path / "set")
-    heard = Heard()
-    scores, missing = evaluate_run(run, tiny(), heard, corrupted=place)
+    recorded = RecordedProgress()
+    scores, missing = evaluate_run(run, tiny(), recorded, corrupted=place)
     assert read_scores(run) == scores
     assert {row.model for row in scores.corrupted} == {row.model for row in scores.rows}
     assert scores.corrupted_set == CorruptedSet(None, None)
-    assert list(heard.stages) == ["evaluate", "corrupted"]
+    assert list(recorded.stages) == ["evaluate", "corrupted"]
     assert not any("corruptions" in each for each in missing)
     kept = [json.loads(line) for line in (run / "corrupted.jsonl").read_text().splitlines()]
     fitted = {row.model: row.temperature for row in scores.rows}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import _runs
-from _recipe import Heard, member, results, tiny
+from _recipe import RecordedProgress, member, results, tiny
 from ensbridge.evaluation.scores import name_rows, read_scores
 from ensbridge.experiments import Recipe, evaluate_run, run_recipe, train_recipe
 from ensbridge.experiments.jobs import outline
@@ -74,7 +74,7 @@ def test_what_bridges_learn_from_and_start_from(
 ) -> None:
     recipe = tiny(members=members, target=target)
     experiment = experiment_of(recipe, seed=3)
-    run = Run(experiment, tmp_path, 3, recipe.load(), Heard())
+    run = Run(experiment, tmp_path, 3, recipe.load(), RecordedProgress())
     monkeypatch.setattr("ensbridge.experiments.runner.load_trained", lambda *_: None)  # as they start
     monkeypatch.setattr(Run, "is_finished", lambda *_: True)
     monkeypatch.setattr("ensbridge.experiments.parts.FastEnsemble.of", staticmethod(lambda *methods: methods))
@@ -160,17 +160,17 @@ def test_stopped_midway_and_run_again_it_gives_the_same_bytes(
     stage: str, step: int, whole: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConnectionError, match="stopped by the test"):
-        run_recipe(tiny(), tmp_path, 3, Heard((stage, step)))
+        run_recipe(tiny(), tmp_path, 3, RecordedProgress((stage, step)))
     assert not (tmp_path / "scores.json").exists()
     run_recipe(tiny(), tmp_path, 3)
     assert results(tmp_path) == results(whole)
 
 
 def test_stopped_again_and_again(whole: Path, tmp_path: Path) -> None:
-    # At the first step that is heard: a later one may never come, as another thread may be far ahead.
+    # At the first step that is recorded: a later one may never come, as another thread may be far ahead.
     for stage in ("members", "members", "bridges", "bridges", "baselines"):
         with pytest.raises(ConnectionError):
-            run_recipe(tiny(), tmp_path, 3, Heard((stage, 1)))
+            run_recipe(tiny(), tmp_path, 3, RecordedProgress((stage, 1)))
     run_recipe(tiny(), tmp_path, 3)
     assert results(tmp_path) == results(whole)
 
@@ -178,7 +178,7 @@ def test_stopped_again_and_again(whole: Path, tmp_path: Path) -> None:
 def test_a_complete_run_is_read_and_nothing_is_trained_or_measured(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, reporter = _runs.contents(whole), Heard()
+    before, reporter = _runs.contents(whole), RecordedProgress()
     monkeypatch.setattr("ensbridge.experiments.run.evaluate_run", None)
     scores = run_recipe(tiny(), whole, 3, reporter)
     assert scores == read_scores(whole)
@@ -203,7 +203,7 @@ def test_training_more_takes_old_scores_away_and_training_nothing_leaves_them(tm
 
 
 def test_the_reporter_hears_every_step(tmp_path: Path) -> None:
-    reporter = Heard()
+    reporter = RecordedProgress()
     run_recipe(tiny(), tmp_path, 0, reporter)
     # Three members; two fits and a distillation; one curve; two jobs of baselines.
     images = len(tiny().load().test) + len(tiny().load().val)
@@ -285,7 +285,7 @@ def test_whatever_decides_the_numbers_is_described(place: str, other: Recipe) ->
 
 
 def test_another_recipe_or_seed_is_refused_and_nothing_changes(whole: Path) -> None:
-    before, reporter = _runs.contents(whole), Heard()
+    before, reporter = _runs.contents(whole), RecordedProgress()
     recipe = tiny()
     faster = replace(recipe.bridge_fit, lr=0.5)
     mixed = replace(recipe.bridge_fit, augment=replace(recipe.bridge_fit.augment, mixup=0.7))

@@ -35,13 +35,17 @@ def data(folder: Path, side: int = 8) -> Path:
 
 def test_the_scores_are_those_of_evaluate(model: Path, tmp_path: Path) -> None:
     place = data(tmp_path)
-    scores, splits, heard = evaluate_saved(str(model), str(place)), open_splits(place), _recipe.Heard()
+    scores, splits, recorded = (
+        evaluate_saved(str(model), str(place)),
+        open_splits(place),
+        _recipe.RecordedProgress(),
+    )
     fast = eb.load(model)
     source = eb.Ensemble([fast.source])
     expected = eb.evaluate({"DE-1": source, str(model): fast}, splits.test, splits.val, reference=source)
     assert scores.rows == expected.rows
-    evaluate_saved(str(model), str(place), progress=heard)
-    total, done = heard.stages["evaluate"]
+    evaluate_saved(str(model), str(place), progress=recorded)
+    total, done = recorded.stages["evaluate"]
     assert sum(done) == total == 2 * (len(splits.test) + len(splits.val))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import _runs
-from _recipe import Heard, results, tiny
+from _recipe import RecordedProgress, results, tiny
 from ensbridge.bridge.bridge import Preset
 from ensbridge.data import Augment
 from ensbridge.evaluation.scores import read_scores
@@ -54,12 +54,12 @@ def test_the_bridge_that_learns_with_kl_has_a_temperature_of_its_own(tmp_path: P
 def test_members_side_by_side_are_those_trained_alone(tmp_path: Path) -> None:
     alone = tiny(members=3, figure_members=5)
     assert alone.member_fit.augment == Augment()  # whose draws would be the whole batch's
-    together, heard = replace(alone, members_together=2), Heard()
+    together, recorded = replace(alone, members_together=2), RecordedProgress()
     train_recipe(alone, tmp_path / "alone", 3, ["members"])
-    train_recipe(together, tmp_path / "together", 3, ["members"], heard)
+    train_recipe(together, tmp_path / "together", 3, ["members"], recorded)
     folders = sorted(path.name for path in (tmp_path / "together").glob("member*"))
     assert folders == ["member-3", "members-1-to-2"]
-    total, done = heard.stages["members"]
+    total, done = recorded.stages["members"]
     assert total == sum(done) == 2 * 4  # of two jobs
     one, other = (
         evaluate_run(tmp_path / name, recipe)[0]
@@ -74,7 +74,7 @@ def test_members_side_by_side_are_those_trained_alone(tmp_path: Path) -> None:
 
     def five_members(recipe: Recipe, folder: Path) -> Ensemble:
         experiment = experiment_of(recipe, 3)
-        run = Run(experiment, folder, 3, data, Heard())
+        run = Run(experiment, folder, 3, data, RecordedProgress())
         run.train([job for job in experiment.jobs if job.group == "members"])
         return trained_ensemble(run, recipe, 5)
 
@@ -93,10 +93,10 @@ def test_as_many_members_side_by_side_as_there_are(tmp_path: Path) -> None:
     recipe = replace(tiny(), members_together=100)
     # Rounded as for one member: 0.3 epochs of 40 images in batches of 5 are 2 steps, three times as many 7.
     recipe = replace(recipe, member_fit=replace(recipe.member_fit, epochs=0.3))
-    heard = Heard()
-    train_recipe(recipe, tmp_path, 3, ["members"], heard)
+    recorded = RecordedProgress()
+    train_recipe(recipe, tmp_path, 3, ["members"], recorded)
     assert [path.name for path in tmp_path.glob("member*")] == ["members-1-to-3"]
-    total, done = heard.stages["members"]
+    total, done = recorded.stages["members"]
     assert total == sum(done) == 2
     assert dry_run(recipe, ["members"])[0].startswith("members   3 × member, 3 at a time ")
 
@@ -143,7 +143,7 @@ def test_members_side_by_side_go_on_where_they_were_stopped(tmp_path: Path) -> N
     recipe = replace(tiny(), members_together=3, member_fit=noisy)
     train_recipe(recipe, tmp_path / "whole", 3, ["members"])
     with pytest.raises(ConnectionError):
-        train_recipe(recipe, tmp_path / "stopped", 3, ["members"], Heard(("members", 3)))
+        train_recipe(recipe, tmp_path / "stopped", 3, ["members"], RecordedProgress(("members", 3)))
     train_recipe(recipe, tmp_path / "stopped", 3, ["members"])
     last = "members-1-to-3/checkpoint-000000004.safetensors"
     whole, stopped = (load_checkpoint(tmp_path / name / last) for name in ("whole", "stopped"))
@@ -208,7 +208,7 @@ def test_baselines_without_mixup_are_trained_on_batches_of_their_own(tmp_path: P
 
 def test_progressive_distillation_goes_through_its_stages(tmp_path: Path) -> None:
     recipe = tiny(bridge=replace(tiny().bridge, distillation="progressive"))
-    reporter = Heard()
+    reporter = RecordedProgress()
     train_recipe(recipe, tmp_path, 0, ["distill"], reporter)
     assert sorted(path.name for path in (tmp_path / "distilled").iterdir()) == ["2-to-1", "3-to-2", "5-to-3"]
     total, steps = reporter.stages["bridges"]

@@ -1,4 +1,4 @@
-"""The bridge: its losses against a computation by hand, its draws, its walk and its presets."""
+"""The bridge: its losses against a computation by hand, its draws, its samples and its presets."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_one_step_is_the_start_less_the_networks_output(ensemble: Ensemble) -> N
         torch.testing.assert_close(bridge(h, logits), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_prediction_walks_the_bridges_own_times(ensemble: Ensemble) -> None:
+def test_a_prediction_is_sampled_on_the_bridges_own_times(ensemble: Ensemble) -> None:
     logits, h = forward_with_features(ensemble.source, _tiny.images(), _tiny.FEATURE)
     bridge = Bridge(_tiny.score("informative"), BridgeConfig(z_input="informative"))
     assert bridge.times == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -159,7 +159,7 @@ def test_a_given_runner_takes_the_networks_place(ensemble: Ensemble) -> None:
 # All methods at once
 
 
-def rivals(ensemble: Ensemble) -> dict[str, AbstractMethod]:
+def baselines(ensemble: Ensemble) -> dict[str, AbstractMethod]:
     """ED, EnD², two BN on different features, and DBN; none of them lets a draw change its loss."""
     source = ensemble.source
     config = BridgeConfig(temperature=_tiny.CONSTANT, ema=0.5)
@@ -187,13 +187,13 @@ def configs() -> dict[str, FitConfig]:
     }
 
 
-def test_all_rivals_run_each_teacher_once_a_batch(ensemble: Ensemble) -> None:
-    method, calls = JointTraining(rivals(ensemble)), _tiny.count_runs(ensemble)
+def test_all_baselines_run_each_teacher_once_a_batch(ensemble: Ensemble) -> None:
+    method, calls = JointTraining(baselines(ensemble)), _tiny.count_runs(ensemble)
     feature_names = feature_names_of(method.teachers())
     assert feature_names[ensemble.source] == (_tiny.FEATURE, "stem")
     found = method.losses(Batch(_tiny.images(), None, _tiny.generator(0), feature_names))
     assert calls == {0: 1, 1: 1, 2: 1}
-    for name, each in rivals(ensemble).items():
+    for name, each in baselines(ensemble).items():
         assert found[name].equal(each.loss(_tiny.batch()))
     calls.clear()
     steps = eb.fit(method, _tiny.data(), _tiny.FEW_STEPS).steps
@@ -201,17 +201,17 @@ def test_all_rivals_run_each_teacher_once_a_batch(ensemble: Ensemble) -> None:
 
 
 def test_with_a_configuration_each_they_learn_to_the_bit_what_they_learn_alone(ensemble: Ensemble) -> None:
-    together, own = rivals(ensemble), configs()
+    together, own = baselines(ensemble), configs()
     start = {name: _tiny.state(method.student) for name, method in together.items()}
     eb.fit(JointTraining(together), _tiny.data(), own)
-    for name, alone in rivals(ensemble).items():
+    for name, alone in baselines(ensemble).items():
         eb.fit(alone, _tiny.data(), own[name])
         assert _tiny.same(_tiny.state(together[name].student), _tiny.state(alone.student)), name
         assert not _tiny.same(_tiny.state(alone.student), start[name]), name
 
 
 def test_one_configuration_for_all_is_one_for_each(ensemble: Ensemble) -> None:
-    one, each = rivals(ensemble), rivals(ensemble)
+    one, each = baselines(ensemble), baselines(ensemble)
     eb.fit(JointTraining(one), _tiny.data(), _tiny.FEW_STEPS)
     eb.fit(JointTraining(each), _tiny.data(), dict.fromkeys(each, _tiny.FEW_STEPS))
     for name, method in one.items():
@@ -219,7 +219,7 @@ def test_one_configuration_for_all_is_one_for_each(ensemble: Ensemble) -> None:
 
 
 def test_the_log_tells_each_methods_loss(tmp_path: Path) -> None:
-    methods = {name: _runs.Spoilt(each) for name, each in _runs.rivals().items()}
+    methods = {name: _runs.Spoilt(each) for name, each in _runs.baselines().items()}
     eb.fit(JointTraining(methods), _runs.data(), _runs.config("together"), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
@@ -246,12 +246,12 @@ def test_configurations_of_other_batches_are_refused(
     own = configs()
     own["end2"] = replace(own["end2"], **change)
     with pytest.raises(ValueError, match=f"^{words}$"):
-        eb.fit(JointTraining(rivals(ensemble)), _tiny.data(), own, tmp_path / "run")
+        eb.fit(JointTraining(baselines(ensemble)), _tiny.data(), own, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_configurations_of_other_methods_are_refused(ensemble: Ensemble) -> None:
-    methods, own = rivals(ensemble), configs()
+    methods, own = baselines(ensemble), configs()
     names = "ed, end2, bn, bn2, dbn, control"
     missing = {name: each for name, each in own.items() if name != "dbn"}
     remedy = "give each method of JointTraining one, or one for all"
@@ -298,8 +298,8 @@ def test_a_run_with_other_configurations_is_refused(tmp_path: Path) -> None:
 
 def test_methods_of_any_name_can_be_resumed(tmp_path: Path) -> None:
     def named() -> JointTraining:
-        ed, end2, dbn = _runs.rivals().values()
-        return JointTraining({"ED, τ = 4": ed, "rivals/EnD²": end2, "/": dbn})
+        ed, end2, dbn = _runs.baselines().values()
+        return JointTraining({"ED, τ = 4": ed, "baselines/EnD²": end2, "/": dbn})
 
     own = dict(zip(named().methods, _runs.config("together").values(), strict=True))
     with pytest.raises(_runs.Stopped):

@@ -53,7 +53,7 @@ def distillation(ensemble: Ensemble, **arguments: Any) -> StepDistillation:
 
 @pytest.mark.parametrize("weight", [0.0, 0.25, 1.0])
 def test_the_direct_loss_mixes_the_teachers_sample_with_the_truth(ensemble: Ensemble, weight: float) -> None:
-    """Draws are made in the order temperature, teacher's walk; √beta·ε of one step is Z_1 - Z_0."""
+    """Draws are made in the order temperature, teacher's sample; √beta·ε of one step is Z_1 - Z_0."""
     method = distillation(ensemble, weight=weight)
     found = method.loss(_tiny.batch(4))
     teacher, draws = method.teacher.bridge, _tiny.generator(4)
@@ -114,7 +114,7 @@ def test_a_progressive_target_lands_where_the_teacher_lands(times: tuple[float, 
 
         def loss(answer: Tensor, seed: int = seed) -> float:
             probe.answer = answer
-            with _tiny.seeded(seed):  # without a generator the teacher walks its means
+            with _tiny.seeded(seed):  # without a generator the teacher follows its means
                 return method.loss(Batch(image, None)).item()
 
         zero = loss(torch.zeros(3))

@@ -28,7 +28,7 @@ def test_dee_of_a_deep_ensemble_is_its_size(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nll", "ladder", "expected"),
+    ("nll", "nll_by_size", "expected"),
     [
         pytest.param(0.35, MONOTONE, 1.5, id="between 1 and 2"),
         pytest.param(0.21, MONOTONE, 4.75, id="between 4 and 5"),
@@ -52,19 +52,19 @@ def test_dee_of_a_deep_ensemble_is_its_size(size: int) -> None:
         pytest.param(-0.1, [0.1, 0.0, -0.2], 2.5, id="the sign does not matter"),
     ],
 )
-def test_dee(nll: float, ladder: list[float], expected: float) -> None:
-    measured = deep_ensemble_equivalent(nll, ladder)
+def test_dee(nll: float, nll_by_size: list[float], expected: float) -> None:
+    measured = deep_ensemble_equivalent(nll, nll_by_size)
     assert isinstance(measured, float)
     assert measured == pytest.approx(expected, abs=1e-9)
 
 
 def test_dee_falls_as_nll_grows() -> None:
-    for ladder in (MONOTONE, BUMPY, LATE):
-        values = [deep_ensemble_equivalent(value, ladder) for value in np.linspace(0.1, 0.9, 161)]
+    for nll_by_size in (MONOTONE, BUMPY, LATE):
+        values = [deep_ensemble_equivalent(value, nll_by_size) for value in np.linspace(0.1, 0.9, 161)]
         assert all(above >= below for above, below in pairwise(values))
 
 
-def test_dee_is_reported_as_more_than_m_only_below_the_whole_ladder() -> None:
+def test_dee_is_reported_as_more_than_m_only_below_every_ensemble() -> None:
     assert format_dee(0.19, MONOTONE) == ">5"
     assert format_dee(0.2, MONOTONE) == 5.0
     assert format_dee(0.25, [0.4, 0.3, 0.5]) == ">3"
@@ -119,7 +119,7 @@ def test_without_a_distance_there_is_no_gap() -> None:
     assert worse == (None, None)  # else a model worse than both would have closed it twice over
 
 
-def test_members_that_are_one_network_are_no_ladder() -> None:
+def test_members_that_are_one_network_span_no_sizes() -> None:
     same = [0.3, 0.3 - 1e-9, 0.3 + 1e-9]  # rounding of one and the same prediction
     assert deep_ensemble_equivalent(0.4, same) == 0.0
     assert deep_ensemble_equivalent(0.3, same) == 1.0
@@ -138,7 +138,7 @@ def test_a_resample_without_a_distance_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("function", [deep_ensemble_equivalent, format_dee])
-def test_wrong_ladders_are_refused(function: Callable[[float, list[float]], object]) -> None:
+def test_wrong_nll_by_size_is_refused(function: Callable[[float, list[float]], object]) -> None:
     with pytest.raises(ValueError, match="nll_by_size is empty"):
         function(0.3, [])
     for value in (math.nan, math.inf, -math.inf):

@@ -136,12 +136,12 @@ def test_what_runs_twice_or_is_of_no_image_is_not_chosen() -> None:
 
     net = made(Net)
     assert [each.name for each in list_features(net, IMAGE)] == ["patch", "head"]
-    for name, words in (
-        ("again", "'again' ran 2 times in one pass; name a module that runs once"),
-        ("turned", r"the output of feature 'turned' is of shape \(16, 2, 8\) for 2 images; name a module"),
-        ("where", r"the output of feature 'where' is of shape \(16, 8\) for 2 images"),
+    for name, named in (
+        ("again", "'again' ran 2 times"),
+        ("turned", r"'turned'.*\(16, 2, 8\)"),
+        ("where", r"'where'.*\(16, 8\)"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=named):
             choose_feature(net, IMAGE, name, budget=9.0)
 
 
@@ -158,7 +158,7 @@ def test_a_feature_of_whole_numbers_is_refused() -> None:
         def forward(self, images: Tensor) -> Tensor:
             return self.head(self.codes(images.flatten(1)).float())
 
-    with pytest.raises(ValueError, match=r"the output of feature 'codes' is of torch.int64; name a module"):
+    with pytest.raises(ValueError, match=r"'codes'.*int64"):
         choose_feature(Net(), IMAGE, "codes", budget=9.0)
 
 
@@ -206,7 +206,7 @@ def test_a_map_with_channels_last_is_read_as_the_same_map(deep: bool) -> None:
     last.load_state_dict(first.state_dict())
     h, now = torch.rand(5, 12, 4, 4), torch.full((5,), 0.5)
     assert last(h.movedim(1, -1), torch.zeros(5, 3), now).equal(first(h, torch.zeros(5, 3), now))
-    with pytest.raises(ValueError, match=r"this score network takes \(B, H, W, 12\)"):
+    with pytest.raises(ValueError, match=r"\(B, H, W, 12\)"):
         last(h, torch.zeros(5, 3), now)
     assert MapScore(**last.arguments).channels_last
 
@@ -214,7 +214,7 @@ def test_a_map_with_channels_last_is_read_as_the_same_map(deep: bool) -> None:
 def test_a_source_with_channels_last_is_compressed_saved_and_loaded(tmp_path: Path) -> None:
     members = [made(Grid, 0), made(Grid, 1)]
     site = choose_feature(members[0], IMAGE, "blocks.0", budget=9.0)
-    assert "(its output is 4×4×24, channels last)" in site.words
+    assert "4×4×24, channels last" in site.words
     fast = quick(members, feature="blocks.0", budget=9.0)
     score = fast.each_bridge()[0].score
     assert isinstance(score, MapScore)
@@ -271,7 +271,7 @@ def test_a_compiled_source_is_read_by_its_own_names() -> None:
         tap = FeatureExtractor(compiled, name)
         for found in (forward_with_features(compiled, IMAGE, name), tap(IMAGE)):
             assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
-    with pytest.raises(ValueError, match=r"it has: conv1, bn1, relu, layer1, down, layer2$"):
+    with pytest.raises(ValueError, match=r"conv1, bn1, relu, layer1, down, layer2$"):
         find_module(compiled, "layer9")
     behind = Preprocessed(compiled, lambda images: images * 2)
     assert forward_with_features(behind, IMAGE / 2, "net.layer1.0")[1].equal(expected[1])
@@ -318,7 +318,7 @@ def test_a_source_in_double_precision_is_compressed() -> None:
 def test_the_budget_that_is_advised_is_enough(width: int) -> None:
     net = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU(), nn.AvgPool2d(6), nn.Flatten(), nn.Linear(width, 3))
     image = torch.rand(1, 3, 8, 8)
-    with pytest.raises(ValueError, match=r"the cheapest makes ×[\d.]+; raise budget") as caught:
+    with pytest.raises(ValueError, match=r"×[\d.]+;") as caught:
         choose_feature(net, image, "1", budget=1.001)
     advised = float(str(caught.value).split("×")[-1].split(";")[0])
     assert choose_feature(net, image, "1", budget=advised).macs_ratio <= advised

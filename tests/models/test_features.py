@@ -180,8 +180,8 @@ def test_a_layer_that_returns_a_tuple_is_read_at_its_first() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.layer(x)[0])
 
-    logits, tapped = forward_with_features(Net(), torch.rand(5, 4), "layer")
-    assert (logits.shape, tapped.shape) == ((5, 3), (5, 8))
+    logits, features = forward_with_features(Net(), torch.rand(5, 4), "layer")
+    assert (logits.shape, features.shape) == ((5, 3), (5, 8))
 
 
 # What was done to the network is honoured

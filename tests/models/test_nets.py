@@ -211,7 +211,7 @@ def test_weights_start_he_normal_and_biases_at_zero() -> None:
         ({"blocks": (1, 1), "widths": (8,)}, "2, 1 and 2"),
         ({"blocks": (), "widths": ()}, "0, 0"),
         ({"blocks": (1,), "widths": (8,), "strides": (1, 2)}, "1, 1 and 2"),
-        ({"blocks": (1,), "widths": (8,), "mean": (0.5,)}, "mean has 1 channels and std 3"),
+        ({"blocks": (1,), "widths": (8,), "mean": (0.5,)}, "mean.*1.*std.*3"),
         ({"blocks": (1,), "widths": (8,), "classes": 1}, "classes is 1"),
     ],
 )
@@ -222,5 +222,5 @@ def test_a_member_that_cannot_be_built_is_refused(arguments: dict[str, Any], nam
 
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8), (3, 8, 8)])
 def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{shape}; this network takes (B, 3, H, W)")):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(shape))}.*\(B, 3, H, W\)"):
         _tiny.member()(torch.zeros(shape))

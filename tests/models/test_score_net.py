@@ -220,7 +220,7 @@ def test_a_score_network_that_cannot_be_built_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 16, 8, 8), (2, 8)])
 def test_a_feature_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{shape}; this score network takes (B, 8, H, W)")):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(shape))}.*\(B, 8, H, W\)"):
         _tiny.score()(torch.zeros(shape), torch.zeros(2, 3), torch.ones(2))
 
 

@@ -68,18 +68,15 @@ def test_bad_files_are_refused_and_nothing_is_executed(paths: list[Path], tmp_pa
     (tmp_path / "empty.pt").write_bytes(b"")
     other = tmp_path / "other.safetensors"
     save_file(nn.Linear(2, 3).state_dict(), other)
-    for bad, words in (
-        (tmp_path / "none.pt", "does not exist"),
-        (tmp_path / "short.safetensors", r"short\.safetensors does not hold weights that can be read"),
-        (other, "does not hold the weights of a ResNet"),
-        (
-            hostile,
-            r"hostile\.pt does not hold weights that can be read \(it holds exec, which is more",
-        ),
-        (tmp_path / "empty.pt", r"empty\.pt does not hold weights that can be read \(EOFError\)"),
-        (tmp_path, "is a folder; give a file of weights"),
+    for bad, named in (
+        (tmp_path / "none.pt", r"none\.pt does not exist"),
+        (tmp_path / "short.safetensors", r"short\.safetensors.*weights"),
+        (other, r"other\.safetensors.*ResNet"),
+        (hostile, r"hostile\.pt.*exec"),
+        (tmp_path / "empty.pt", r"empty\.pt.*EOFError"),
+        (tmp_path, "is a folder"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=named):
             eb.Ensemble.from_files([paths[0], bad], _tiny.member)
 
 
@@ -89,28 +86,25 @@ def test_the_number_of_functions_must_fit(paths: list[Path]) -> None:
     with pytest.raises(ValueError, match="0 files"):
         eb.Ensemble.from_files([], _tiny.member)
     for one in (str(paths[0]), paths[0]):
-        with pytest.raises(ValueError, match=r"paths is '.*'; give a list of files, one for each member"):
+        with pytest.raises(ValueError, match=r"paths is '"):
             eb.Ensemble.from_files(one, _tiny.member)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="paths holds a ResNet; give files of weights"):
+    with pytest.raises(ValueError, match=r"paths.*ResNet"):
         eb.Ensemble.from_files([_tiny.member()], _tiny.member)  # type: ignore[list-item]
     assert len(eb.Ensemble.from_files(iter(paths), _tiny.member)) == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("build", "words"),
+    ("build", "named"),
     [
-        (_tiny.member(), "build is a ResNet; give a function that builds it, such as lambda: Net()"),
-        ([_tiny.member, _tiny.member, _tiny.member()], "build is a ResNet; give a function that builds it"),
-        ("resnet18", "build is a str; give a function that builds it"),
-        (None, "build is a NoneType; give a function that builds it"),
-        (
-            lambda: _tiny.member,
-            r"the function for .*a\.safetensors returned a function; it must return a network",
-        ),
+        (_tiny.member(), r"build.*ResNet.*lambda"),
+        ([_tiny.member, _tiny.member, _tiny.member()], r"build.*ResNet"),
+        ("resnet18", r"build.*str"),
+        (None, r"build.*NoneType"),
+        (lambda: _tiny.member, r"a\.safetensors.*a function"),
     ],
 )
-def test_what_builds_no_network_is_named(build: Any, words: str, paths: list[Path]) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_what_builds_no_network_is_named(build: Any, named: str, paths: list[Path]) -> None:
+    with pytest.raises(ValueError, match=named):
         eb.Ensemble.from_files(paths, build)
 
 
@@ -157,7 +151,7 @@ def test_a_network_with_such_a_name_of_its_own_keeps_it(tmp_path: Path) -> None:
     torch.save(net.state_dict(), path)
     assert eb.Ensemble.from_files([path], build).source["model"].weight.equal(net["model"].weight)
     torch.save({"model.bias": torch.zeros(3)}, path)
-    with pytest.raises(ValueError, match=r"a ModuleDict \(it lacks model\.weight\); give"):
+    with pytest.raises(ValueError, match=r"ModuleDict.*lacks model\.weight\)"):
         eb.Ensemble.from_files([path], build)
 
 
@@ -167,43 +161,29 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     names = list(state)
     wider = _tiny.member(classes=5).state_dict()
     rest = {f"extra.{index}": torch.zeros(1) for index in range(5)}
-    for held, words in (
-        ({name: state[name] for name in names[4:]}, f"(it lacks {', '.join(names[:3])} and 1 more)"),
-        (state | rest, "(it also holds extra.0, extra.1, extra.2 and 2 more)"),
-        (
-            wider,
-            "(of other shapes: head.weight is (5, 16) there and (3, 16) in the network, head.bias is (5,) "
-            "there and (3,) in the network)",
-        ),
-        (
-            {"epoch": 3, "weights": 4},
-            "and 1 more; it also holds epoch, weights)".replace("1", str(len(names) - 3)),
-        ),
+    for held, named in (
+        ({name: state[name] for name in names[4:]}, rf"lacks {', '.join(names[:3])} and 1 more\)"),
+        (state | rest, r"extra\.0, extra\.1, extra\.2 and 2 more\)"),
+        (wider, r"head\.weight.*\(5, 16\).*\(3, 16\).*head\.bias.*\(5,\).*\(3,\)"),
+        ({"epoch": 3, "weights": 4}, rf"and {len(names) - 3} more.*epoch, weights\)"),
     ):
         torch.save(held, path)
-        with pytest.raises(ValueError) as refused:
+        with pytest.raises(ValueError, match=rf"net\.pt .*ResNet.*{named}"):
             eb.Ensemble.from_files([path], _tiny.member)
-        assert f"{path} does not hold the weights of a ResNet (" in str(refused.value)
-        assert words in str(refused.value)
-        assert str(refused.value).endswith("; give the function that builds the network of this file")
 
 
 def test_what_is_more_than_tensors_is_named_without_advice_to_execute_it(tmp_path: Path) -> None:
     path = tmp_path / "net.pt"
     state = {"state_dict": _tiny.member().state_dict(), "hyper_parameters": argparse.Namespace(lr=0.1)}
-    for held, words in (
-        (
-            _tiny.member(),
-            "(it holds ensbridge.models.resnet.ResNet, which is more than tensors); give safetensors",
-        ),
-        (state, "(it holds argparse.Namespace, which is more than tensors); give safetensors"),
-        (torch.zeros(3), "net.pt holds a Tensor; give what torch.save(net.state_dict(), path) wrote"),
-        ([1, 2], "net.pt holds a list; give what"),
+    for held, named in (
+        (_tiny.member(), r"models\.resnet\.ResNet.*safetensors"),
+        (state, r"argparse\.Namespace.*safetensors"),
+        (torch.zeros(3), r"net\.pt.*Tensor.*state_dict"),
+        ([1, 2], r"net\.pt.*list.*state_dict"),
     ):
         torch.save(held, path)
-        with pytest.raises(ValueError) as refused:
+        with pytest.raises(ValueError, match=named) as refused:
             eb.Ensemble.from_files([path], _tiny.member)
-        assert words in str(refused.value)
         assert "weights_only" not in str(refused.value)
 
 
@@ -216,12 +196,12 @@ def test_dictionaries_that_hold_themselves_are_refused(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "net.pt")
     place = str(tmp_path / "net.pt")
     found = outcome(f"ensbridge.models.stored_network.load_weights(torch.nn.Linear(1, 1), Path({place!r}))")
-    assert found.startswith(f"ValueError: {place} holds dictionaries within dictionaries, more than 8; give")
+    assert found.startswith(f"ValueError: {place} holds dictionaries within dictionaries")
 
 
 @pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
 def test_no_pipe_is_read_for_weights(name: str, tmp_path: Path) -> None:
-    with pipe(tmp_path / name), pytest.raises(ValueError, match=r"\(.* is not a regular file"):
+    with pipe(tmp_path / name), pytest.raises(ValueError, match="not a regular file"):
         eb.Ensemble.from_files([tmp_path / name], _tiny.member)
 
 
@@ -235,7 +215,7 @@ def test_a_compressed_archive_does_not_fill_memory(tmp_path: Path, monkeypatch: 
         eb.Ensemble.from_files([path], lambda: nn.Linear(100, 100))
     monkeypatch.setattr(stored_network, "COMPRESSED", 10_000)
     eb.Ensemble.from_files([place], lambda: nn.Linear(100, 100))
-    with pytest.raises(ValueError, match=r"\(it would take [\d,]+ bytes of memory from a file of [\d,]+\)"):
+    with pytest.raises(ValueError, match=r"[\d,]+ bytes of memory.*[\d,]+\)"):
         eb.Ensemble.from_files([bomb], lambda: nn.Linear(100, 100))
 
 
@@ -243,6 +223,6 @@ def test_names_in_a_file_are_shown_without_what_a_terminal_obeys(tmp_path: Path)
     torch.save({"\x1b[2Jgone" + "x" * 10_000: torch.zeros(1)}, tmp_path / "net.pt")
     with pytest.raises(ValueError) as refused:
         eb.Ensemble.from_files([tmp_path / "net.pt"], lambda: nn.Linear(1, 1))
-    assert r"it also holds \x1b[2Jgone" in str(refused.value)
+    assert r"holds \x1b[2Jgone" in str(refused.value)
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 600

@@ -75,11 +75,11 @@ def test_runs_that_share_their_members_claim_no_spread_of_them(tmp_path: Path) -
     shared = Summary(
         (first, *(replace(run, rows=(*ensembles, *run.rows[len(ensembles) :])) for run in others))
     )
-    words = "The runs share their members"
+    said = "share their members"
     assert shared.shares_members
     assert not three_runs().shares_members
-    assert words in write_report(shared, tmp_path).read_text(encoding="utf-8")
-    assert words not in (report_of_three_runs() / "report.html").read_text(encoding="utf-8")
+    assert said in write_report(shared, tmp_path).read_text(encoding="utf-8")
+    assert said not in (report_of_three_runs() / "report.html").read_text(encoding="utf-8")
     for group in shared.rows:
         assert any("±" in cell for cell in cells(group)) == (group.kind != "DE")
 
@@ -126,7 +126,7 @@ def test_the_papers_rows_stand_beside_ours_by_name_and_without_its_ece() -> None
     assert rows["DE-3"][5] == ("3.00", "3.00")
     assert "control" not in rows
     assert not any(name.startswith("ece") for name in vars(paper_rows("cifar10")[0]))
-    assert "appears to be a mean of per-batch values" in found.notes[1]
+    assert "per-batch" in found.notes[1]
     once = comparison(one_run("cifar10"))
     assert once is not None
     assert dict(once.rows)["+1 DBN"][2] == ("91.90", "92.98 ± 0.16")
@@ -140,7 +140,7 @@ def test_the_papers_rows_stand_beside_ours_by_name_and_without_its_ece() -> None
     )
     assert ours[2:] == ["1.16", "1.16", "91.90±0.08", "0.2370±0.0040", "0.1500", "2.43±0.04"]
     assert theirs == ["paper", "1.17", "1.21", "92.98±0.16", "0.2403±0.0027", "0.1084±0.0013", "2.36"]
-    assert "it appears to be a mean of per-batch values" in shown
+    assert "per-batch" in shown
 
 
 def test_other_data_and_other_models_have_no_paper() -> None:
@@ -212,15 +212,14 @@ def test_page_answers_first_then_shows_each_row_once_and_the_provenance(pages: d
     places = [page.text.index(words) for words in order]
     assert places == sorted(places)
     assert all(column.explain(summary) in page.text for column in COLUMNS[1:])
-    assert "from DE-1 to DE-3 that is closed" in page.text
-    assert "standard deviation over seeds 6, 7, 8" in page.text
+    assert "from DE-1 to DE-3" in page.text
+    assert "seeds 6, 7, 8" in page.text
     for words in (
         "3.12.3",
         "preset",
         "Ensemble distillation",
         "Dirichlet",
         "low-loss curve",
-        "no other member has a part in it",
     ):
         assert words in page.text
 
@@ -233,8 +232,8 @@ def test_page_shows_the_figures_in_their_order(pages: dict[str, str]) -> None:
 
 def test_page_of_one_run_says_so(pages: dict[str, str]) -> None:
     text = Page(pages["cifar"]).text
-    assert "One seed: how much these numbers vary from seed to seed is not known." in text
-    assert "The gap’s ± is one standard error over test images alone; read a DEE together with it." in text
+    assert "One seed" in text
+    assert "The gap’s ± is one standard error" in text
     assert "The gap’s ±" not in Page(pages["bare"]).text  # it has none
     assert "One seed" not in Page(pages["three"]).text
 
@@ -243,7 +242,7 @@ def test_page_shows_the_papers_numbers_where_it_has_them(pages: dict[str, str]) 
     assert "Beside the paper" in Page(pages["cifar"]).headings
     page = Page(pages["cifar"])
     assert "92.98 ± 0.16" in page.text
-    assert "appears to be a mean of per-batch values" in page.text
+    assert "per-batch" in page.text
     place = page.row_headings.index("paper")
     assert page.row_headings[place - 1] == "DE-1"
     assert "Beside the paper" not in Page(pages["three"]).headings
@@ -252,10 +251,8 @@ def test_page_shows_the_papers_numbers_where_it_has_them(pages: dict[str, str]) 
 def test_missing_parts_are_left_out_with_a_sentence(pages: dict[str, str]) -> None:
     page = Page(pages["bare"])
     assert pages["bare"].count("<svg") == 2
-    assert "ensbridge train RECIPE --stage tradeoff trains them, ensbridge evaluate measures" in page.text
-    assert "ensbridge train RECIPE --stage capacity trains them" in page.text
-    for words in ("no examples of the bridge’s way", "no reliability bins", "no training curves"):
-        assert words in page.text
+    for named in ("--stage tradeoff", "--stage capacity", "examples", "reliability bins", "training curves"):
+        assert named in page.text
 
 
 @pytest.mark.parametrize("name", ["three", "cifar", "bare"])
@@ -315,10 +312,10 @@ def test_the_digits_runs_ship_with_the_package() -> None:
     assert [(group.first.members, group.kind) for group in kept.capacity] == [
         (teachers, method) for teachers in (2, 3, 4, 5) for method in ("DBN", "BN", "ED", "EnD2")
     ]
-    for run in kept.runs:  # each DEE follows from the NLLs of its own run's ladder
-        ladder = [row.nll for row in run.rows]
+    for run in kept.runs:  # each DEE follows from the NLLs of its own run's ensembles
+        nll_by_size = [row.nll for row in run.rows]
         for row in (*run.tradeoff, *run.capacity):
-            assert row.dee == format_dee(row.nll, ladder)
+            assert row.dee == format_dee(row.nll, nll_by_size)
 
 
 def test_names_that_lead_elsewhere_ship_nothing() -> None:
@@ -332,8 +329,8 @@ def test_shipped_runs_stand_in_and_are_labelled(tmp_path: Path, monkeypatch: pyt
     scores = bare(one_run().first)
     path = write_report(Summary((replace(scores, rows=scores.rows[:1]),)), tmp_path)
     text = Page(path.read_text(encoding="utf-8")).text
-    assert "From the digits runs that ship with the package (seeds 6, 7, 8), not from this run." in text
-    assert "--stage capacity trains them" in text  # the shipped runs lack it too
+    assert re.search(r"digits runs that ship .*\(seeds 6, 7, 8\)", text)
+    assert "--stage capacity" in text  # the shipped runs lack it too
     assert "tradeoff" in json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
 
 

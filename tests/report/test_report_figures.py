@@ -155,23 +155,21 @@ def with_chunk(name: bytes, content: bytes) -> str:
 
 
 @pytest.mark.parametrize(
-    ("image", "message"),
+    ("image", "named"),
     [
-        ("<svg/>", "image is not base64"),
-        ("AAAA", "image is not a PNG"),
-        (make_png(0)[:40], "image is a damaged PNG"),
-        (make_png(0, side=600), "image has 600×600 pixels, more than 512 a side"),
-        (with_chunk(b"cHRM", b""), "image is a damaged PNG"),
-        (with_chunk(b"acTL", b"\0"), "image is a damaged PNG"),
-        (with_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**21))), "image is a damaged PNG"),
+        ("<svg/>", "base64"),
+        ("AAAA", "not a PNG"),
+        (make_png(0)[:40], "damaged PNG"),
+        (make_png(0, side=600), "600×600.*512"),
+        (with_chunk(b"cHRM", b""), "damaged PNG"),
+        (with_chunk(b"acTL", b"\0"), "damaged PNG"),
+        (with_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**21))), "damaged PNG"),
     ],
 )
-def test_a_bogus_image_is_refused_in_one_sentence(image: str, message: str, tmp_path: Path) -> None:
+def test_a_bogus_image_is_refused_in_one_sentence(image: str, named: str, tmp_path: Path) -> None:
     document = make_document()
     document["transitions"][0]["image"] = image
-    with pytest.raises(
-        ValueError, match=rf"^transitions\[0\]: {message}; give a scores\.json as ensbridge evaluate"
-    ):
+    with pytest.raises(ValueError, match=rf"^transitions\[0\]: image .*{named}"):
         write_report(summarise([parse_scores(document)]), tmp_path / "out")
     assert not (tmp_path / "out").exists()  # nothing is written of a report that cannot be whole
     assert decode(make_png(0), "here").size == (8, 8)

@@ -26,10 +26,7 @@ def test_headline_gives_cost_members_and_the_real_price() -> None:
 
 
 def test_headline_over_several_runs_is_the_mean_with_its_spread() -> None:
-    assert headline(three_runs()) == (
-        "One network + bridge, “+1 DBN”: ×1.16 the cost of one network, and the NLL of 2.4 ± 0.0 members"
-        " over 3 seeds, which cost ×2.4. +1 DBN (KL) has a lower NLL, 0.217 against 0.237, at ×1.16."
-    )
+    assert "2.4 ± 0.0 members over 3 seeds, which cost ×2.4." in headline(three_runs())
 
 
 def test_headline_is_about_one_bridge_with_kl_unless_another_was_chosen() -> None:
@@ -44,14 +41,13 @@ def test_headline_is_about_one_bridge_with_kl_unless_another_was_chosen() -> Non
 
 
 def test_headline_names_what_is_cheaper_and_better() -> None:
-    text = headline(changed("ED", nll=0.2))
-    assert "ED has a lower NLL, 0.200 against 0.237, at ×1.00." in text
+    assert re.search(r"ED .*0\.200 against 0\.237, at ×1\.00", headline(changed("ED", nll=0.2)))
     assert "ED has" not in headline(one_run())
 
 
 def test_headline_is_about_the_bridge_that_was_chosen() -> None:
     chosen = summarise(one_run().runs, main="+1 DBN (KL)")
-    assert headline(chosen).startswith("One network + bridge, “+1 DBN (KL)”: ×1.16 the cost of one network")
+    assert headline(chosen).startswith("One network + bridge, “+1 DBN (KL)”: ×1.16")
     assert [group and group.model for group in (main_bridge(chosen), main_control(chosen))] == [
         "+1 DBN (KL)",
         "control (KL)",
@@ -66,23 +62,22 @@ def test_headline_is_about_the_bridge_that_was_chosen() -> None:
 
 @pytest.mark.parametrize("name", ["+1 DBM", "DE-3", "control"])
 def test_a_bridge_that_was_not_measured_cannot_be_chosen(name: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"no bridge '{name}' in these runs; give one of +1 DBN")):
+    with pytest.raises(ValueError, match=rf"'{re.escape(name)}'.*\+1 DBN"):
         summarise(one_run().runs, main=name)
 
 
 def test_headline_beyond_the_largest_ensemble() -> None:
     summary = changed("+1 DBN", dee=">5", bridges=2)
     assert "One network + 2 bridges" in headline(summary)
-    assert "the NLL of more than 5 members, which cost more than ×5.0." in headline(summary)
+    assert "more than 5 members, which cost more than ×5.0." in headline(summary)
 
 
 def test_headline_says_when_the_bridge_does_not_beat_one_network() -> None:
     worse = headline(changed("+1 DBN", nll=0.35, dee=0.96, gap=-0.03))
-    assert "does not beat one network alone: NLL 0.350 against 0.346" in worse
-    assert "equals" not in worse
+    assert re.search(r"does not beat .*0\.350 against 0\.346", worse)
     unclear = headline(changed("+1 DBN", nll=0.34, dee=1.05, gap=0.05, gap_error=0.04))
-    assert "does not clearly beat one network alone: it closes 0.05 ± 0.04 of the gap to DE-3," in unclear
-    assert "equals" not in unclear
+    assert re.search(r"does not clearly beat .*0\.05 ± 0\.04 of the gap to DE-3", unclear)
+    assert not any("members, which cost" in said for said in (worse, unclear))
 
 
 def with_gaps(bridge: list[float], control: list[float]) -> Summary:
@@ -113,25 +108,27 @@ def test_where_the_ensemble_is_no_better_than_one_network_no_members_are_named()
         (useless(three_runs(), 1), " in 1 of 3 runs"),
     ):
         said = headline(summary)
-        assert re.search(r"has an NLL of 0\.2\d\d against 0\.3\d\d of one network alone, at ×1\.16", said)
-        end = f"DE-3 itself is no better than one network{which}, so no number of members can be named."
-        assert said.endswith(end)
+        assert re.search(r"0\.2\d\d against 0\.3\d\d .*×1\.16", said)
+        assert f"DE-3 itself is no better than one network{which}, so" in said
     (group,) = [group for group in useless(three_runs(), 1).rows if group.model == "+1 DBN"]
     assert group.mean("gap") is None  # the other two runs do not speak for the one that has none
     assert group.mean("nll") is not None
 
 
-def test_what_is_owed_needs_no_gap() -> None:
-    for error, end in ((0.001, "adds the rest, 0.0050 ± 0.0010 of NLL."), (0.003, "is not settled by this.")):
-        paired = changed(
-            "+1 DBN", gap=None, gap_error=None, nll_gain_over_control=0.005, nll_gain_over_control_se=error
-        )
-        assert control_sentence(paired).endswith(end)
+def judged(gap: float | None, error: float) -> str:
+    """The sentence on a bridge whose NLL is 0.005 below its control's, give or take this error."""
+    gain = {"nll_gain_over_control": 0.005, "nll_gain_over_control_se": error}
+    return control_sentence(changed("+1 DBN", gap=gap, gap_error=gap and 0.1, **gain))
+
+
+def test_the_gain_over_control_needs_no_gap() -> None:
+    assert judged(None, 0.001).endswith("0.0050 ± 0.0010 of NLL.")
+    assert judged(None, 0.003).endswith("not settled by this.")
 
 
 def test_the_spread_over_seeds_takes_the_place_of_the_error_over_images() -> None:
     noisy = with_gaps([0.1, 0.9, 0.2], [0.0, 0.0, 0.0])
-    assert "does not clearly beat one network alone: it closes 0.40 ± 0.44" in headline(noisy)
+    assert re.search(r"does not clearly beat .*0\.40 ± 0\.44", headline(noisy))
     unsettled = control_sentence(with_gaps([0.9, 0.5, 0.9], [0.5, 0.6, 0.6]))
     assert "within twice its spread over seeds" in unsettled
     # Good and bad seeds are so for both: what counts is how much their difference varies.
@@ -144,30 +141,25 @@ def test_bridge_and_control_are_compared_seed_by_seed_in_the_runs_that_have_both
     # The control of the middle seed is missing: by position its neighbours would be paired.
     fewer = replace(runs[1], rows=tuple(row for row in runs[1].rows if row.model != "control"))
     sentence = control_sentence(Summary((runs[0], fewer, runs[2]), MAIN))
-    assert "members in the 2 runs that have both; the ensemble itself adds the rest" in sentence
+    assert re.search("2 runs that have both; .*adds the rest", sentence)
     shuffled = with_gaps([0.9, 0.5, 0.7], [0.31, 0.7, 0.5]).runs
     dropped = replace(shuffled[0], rows=tuple(row for row in shuffled[0].rows if row.model != "control"))
     unsettled = control_sentence(Summary((dropped, *shuffled[1:]), MAIN))
     # 0.5 and 0.7 against 0.7 and 0.5: the first seed's 0.9 has nothing to be compared with.
-    assert "(0.60 against 0.60 of the gap to DE-3) is within twice its spread over seeds" in unsettled
+    assert re.search(r"0\.60 against 0\.60 .*twice its spread over seeds", unsettled)
     never = [
         replace(run, rows=tuple(row for row in run.rows if row.model != gone))
         for run, gone in zip(runs[:2], ("control", "+1 DBN"), strict=True)
     ]
     controls = [replace(r, rows=tuple(x for x in r.rows if x.model != "control (KL)")) for r in never]
-    assert control_sentence(Summary(tuple(controls), MAIN)).startswith(
-        "No run has both the bridge and its control"
-    )
+    assert control_sentence(Summary(tuple(controls), MAIN)).startswith("No run has both")
 
 
 def test_a_single_run_is_judged_by_the_difference_image_by_image() -> None:
     near = changed("+1 DBN", gap=0.7, gap_error=0.1)  # too near to the control's 0.68 by errors of their own
     assert "is within two standard errors" in control_sentence(near)
-    for error, end in ((0.001, "adds the rest, 0.0050 ± 0.0010 of NLL."), (0.003, "is not settled by this.")):
-        paired = changed(
-            "+1 DBN", gap=0.7, gap_error=0.1, nll_gain_over_control=0.005, nll_gain_over_control_se=error
-        )
-        assert control_sentence(paired).endswith(end)
+    assert judged(0.7, 0.001).endswith("0.0050 ± 0.0010 of NLL.")
+    assert judged(0.7, 0.003).endswith("not settled by this.")
 
 
 def test_headline_compares_with_one_network_in_the_same_runs() -> None:
@@ -176,32 +168,27 @@ def test_headline_compares_with_one_network_in_the_same_runs() -> None:
     rows = tuple(replace(row, nll=0.1) if row.model == "DE-1" else row for row in second.rows)
     alone = replace(first, rows=tuple(row for row in first.rows if row.method == "DE"))
     one = replace(alone, rows=(replace(alone.rows[0], nll=9.0), *alone.rows[1:]))
-    assert "does not beat one network alone: NLL 0.237 against 0.100" in headline(
-        Summary((one, replace(second, rows=rows)), MAIN)
-    )
-    assert "the NLL of 2.4 members in one of 2 runs, which cost" in headline(Summary((alone, second), MAIN))
+    worse = headline(Summary((one, replace(second, rows=rows)), MAIN))
+    assert re.search(r"does not beat .*0\.237 against 0\.100", worse)
+    assert "2.4 members in one of 2 runs" in headline(Summary((alone, second), MAIN))
 
 
 def test_no_difference_is_called_clear_where_its_error_is_not_known() -> None:
     unknown = changed("+1 DBN", gap_error=None)
-    assert "which cost ×2.4; its error is not known." in headline(unknown)
-    assert (
-        "the error of the difference (0.93 against 0.66 of the gap to DE-3) is not known"
-        in control_sentence(unknown)
-    )
+    assert "its error is not known" in headline(unknown)
+    assert re.search(r"0\.93 against 0\.66 .*not known", control_sentence(unknown))
     no_gap = changed("control", gap=None, gap_error=None)
-    assert "the error of the difference is not known, so the ensemble’s own share" in control_sentence(no_gap)
+    assert "not known" in control_sentence(no_gap)
     assert "not known" not in headline(three_runs())  # the spread over seeds is an error
 
 
 def test_another_ways_control_is_not_called_the_same_bridge() -> None:
-    sentence = control_sentence(without("control"))
-    assert sentence.startswith("Without the ensemble — control (KL), another bridge, trained towards")
+    assert "control (KL), another bridge" in control_sentence(without("control"))
 
 
 def test_without_a_known_target_the_sentences_name_none() -> None:
     run = replace(changed("control", nll=0.245, dee=1.98, gap=0.86).first, target=None)
-    assert "of the gap to the target ensemble) is within" in control_sentence(Summary((run,), MAIN))
+    assert "the gap to the target ensemble" in control_sentence(Summary((run,), MAIN))
 
 
 def test_headline_without_a_bridge() -> None:
@@ -211,15 +198,17 @@ def test_headline_without_a_bridge() -> None:
 
 
 def test_control_sentence_says_whose_the_gain_is() -> None:
-    sentence = control_sentence(one_run())
-    assert sentence.endswith("source alone — the NLL of 1.8 members; the ensemble itself adds the rest.")
+    assert control_sentence(one_run()) == (
+        "Without the ensemble — the same bridge trained towards the source alone — the NLL of 1.8 members; "
+        "the ensemble itself adds the rest."
+    )
     as_good = control_sentence(changed("control", nll=0.237, dee=2.43, gap=0.93))
-    assert "2.4 members: as good or better, so nothing here is shown to come from the ensemble" in as_good
+    assert "2.4 members: as good or better" in as_good
     close = control_sentence(changed("control", nll=0.245, dee=1.98, gap=0.86))
-    assert "(0.93 against 0.86 of the gap to DE-3) is within two standard errors" in close
+    assert re.search(r"0\.93 against 0\.86 .*two standard errors", close)
     assert "adds the rest" not in close
     same_count = control_sentence(changed("control", dee=2.41))
-    assert same_count.endswith("2.4 members too; the ensemble itself lowers NLL from 0.268 to 0.237.")
+    assert re.search(r"2\.4 members too; .*0\.268 to 0\.237", same_count)
     assert "no control row" in control_sentence(without("control", "control (KL)"))
 
 
@@ -235,8 +224,7 @@ def caption(name: str, summary: Summary) -> str:
 
 def test_the_front_says_by_what_it_goes() -> None:
     one, three = caption("front", one_run()), caption("front", three_runs())
-    assert "It goes by the NLL of this one run on the test split" in one
-    assert "It goes by the mean NLL on the test split" in three
+    assert ("this one run" in one, "this one run" in three) == (True, False)
     assert ("Bars:" in one, "Bars:" in three) == (False, True)
     alone = without(*(f"DE-{k}" for k in range(2, 6)))
     assert ("dashed line" in one, "dashed line" in caption("front", alone)) == (True, False)
@@ -245,9 +233,9 @@ def test_the_front_says_by_what_it_goes() -> None:
 def test_examples_say_how_they_were_chosen_and_of_which_run_they_are() -> None:
     first, *others = three_runs().runs
     text = caption("transition", Summary((replace(first, transitions=()), *others)))
-    assert "source and ensemble give different classes" in text
-    assert "along the bridge of 2 steps from t = 1" in text
-    assert text.endswith("One run (seed 7).")
+    assert "different classes" in text
+    assert "2 steps from t = 1" in text
+    assert text.endswith("(seed 7).")
 
 
 def test_reliability_speaks_of_calibration_only_where_there_was_one() -> None:

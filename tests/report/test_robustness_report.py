@@ -77,29 +77,26 @@ def _set(**values: Any) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        (
-            _set(severity=6),
-            r"^here: corrupted\[3\]\.severity is 6, expected .* 1 to 5; give",
-        ),
-        (_set(acc="90"), r"corrupted\[3\]\.acc is \"90\", expected "),
-        (_set(model="a\x1b[1m"), r"corrupted\[3\]\.model is \"a\\u001b\[1m\", expected one line of text"),
-        (_set(nll=float("nan")), r"corrupted\[3\]\.nll is NaN, expected "),
+        (_set(severity=6), r"^here: corrupted\[3\]\.severity is 6,.* 1 to 5"),
+        (_set(acc="90"), r"corrupted\[3\]\.acc is \"90\""),
+        (_set(model="a\x1b[1m"), r"corrupted\[3\]\.model is \"a\\u001b\[1m\""),
+        (_set(nll=float("nan")), r"corrupted\[3\]\.nll is NaN"),
         (lambda d: d["corrupted"][3].pop("images"), r"corrupted\[3\] has no 'images'"),
         (
             lambda d: d["corrupted"].append(d["corrupted"][0]),
-            r"corrupted has 'DE-1' twice under 'gaussian_noise' at severity 1; give a scores\.json",
+            r"'DE-1' twice.*'gaussian_noise'.*severity 1",
         ),
-        (lambda d: d["corrupted"].pop(), r"corrupted has 'DE-1' and 'control' on different images"),
-        (lambda d: d.update(corrupted={}), r"^here: corrupted is \{\}, expected a list"),
-        (lambda d: d["corrupted_set"].update(made_by=3), r"corrupted_set\.made_by is 3, expected "),
+        (lambda d: d["corrupted"].pop(), r"'DE-1' and 'control'.*images"),
+        (lambda d: d.update(corrupted={}), r"^here: corrupted is \{\}"),
+        (lambda d: d["corrupted_set"].update(made_by=3), r"corrupted_set\.made_by is 3"),
     ],
 )
-def test_damaged_rows_are_named(change: Callable[[dict[str, Any]], Any], message: str) -> None:
+def test_damaged_rows_are_named(change: Callable[[dict[str, Any]], Any], named: str) -> None:
     document = json.loads(shifted(6, OURS).to_json())
     change(document)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         parse_scores(document, where="here")
 
 
@@ -123,7 +120,7 @@ def test_means_over_19_over_18_and_over_severities() -> None:
 
 
 def test_runs_on_different_corrupted_images_are_not_averaged() -> None:
-    with pytest.raises(ValueError, match="a and b were measured on different corrupted images; evaluate"):
+    with pytest.raises(ValueError, match=r"a and b .*different corrupted images"):
         summarise([shifted(6, OURS), shifted(7, OURS, severities=1)], ["a", "b"])
     plain = replace(shifted(8, OURS), corrupted=(), corrupted_set=None)
     group = summarise([plain, shifted(7, OURS)]).corrupted[0]
@@ -178,15 +175,15 @@ def test_tables_hold_our_means_and_the_papers_numbers() -> None:
 
 def test_the_note_says_whose_images_they_are() -> None:
     ours = " ".join(notes(summarise([shifted(6, OURS)])))
-    assert "ensbridge’s own regeneration" in ours
-    assert "not bit-comparable with the published set" in ours
-    assert "frost from generated textures" in ours
+    assert "regeneration" in ours
+    assert "not bit-comparable" in ours
+    assert "frost" in ours
     published = " ".join(notes(summarise([shifted(6, None)])))
-    assert "were not made by ensbridge (no manifest is beside them)" in published
+    assert "not made by ensbridge" in published
     assert "regeneration" not in published
     assert "bit-comparable" not in published
     unknown = " ".join(notes(summarise([replace(shifted(6, None), corrupted_set=None)])))
-    assert "Which set of corrupted images these are is not known" in unknown
+    assert "not known" in unknown
 
 
 def test_the_page_has_the_tables_the_note_and_the_figure(tmp_path: Path) -> None:

@@ -164,24 +164,24 @@ def test_the_weight_decides_between_teacher_and_ensemble(teacher: DiffusionBridg
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "named"),
     [
-        ({"mode": "quick"}, "mode is 'quick'"),
-        ({"weight": 1.5}, r"weight is 1\.5"),
-        ({"weight": -1}, "weight is -1"),
+        ({"mode": "quick"}, r"mode.*'quick'"),
+        ({"weight": 1.5}, r"weight.*1\.5"),
+        ({"weight": -1}, r"weight.*-1"),
     ],
 )
 def test_senseless_options_are_refused_before_a_folder_is_made(
-    options: dict[str, Any], words: str, teacher: DiffusionBridge, tmp_path: Path
+    options: dict[str, Any], named: str, teacher: DiffusionBridge, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=named):
         distill_steps(teacher, _runs.data(), CONFIG, tmp_path / "run", progress=_runs.unexpected, **options)
     assert folders(tmp_path) == []
 
 
 def test_bridges_on_other_times_are_not_distilled_together(teacher: DiffusionBridge, tmp_path: Path) -> None:
     shorter = teacher.with_bridge(teacher.bridge.on_times((0.0, 0.4, 1.0)))
-    with pytest.raises(ValueError, match="must have the same times; long, short do not"):
+    with pytest.raises(ValueError, match=r"times.*long, short"):
         distill_together({"long": teacher, "short": shorter}, _runs.data(), CONFIG, tmp_path / "run")
     assert folders(tmp_path) == []
 
@@ -193,6 +193,6 @@ def test_another_mode_has_another_folder_and_another_weight_is_refused(
     distill_steps(teacher, _runs.data(), CONFIG, tmp_path, mode="progressive")
     assert folders(tmp_path) == sorted(STAGES["direct"] + STAGES["progressive"])
     files = _runs.contents(tmp_path)
-    with pytest.raises(ValueError, match=r"weight is 0\.5 there and 0\.25 here"):
+    with pytest.raises(ValueError, match=r"weight.*0\.5.*0\.25"):
         distill_steps(teacher, _runs.data(), CONFIG, tmp_path, mode="direct", weight=0.25)
     assert _runs.contents(tmp_path) == files

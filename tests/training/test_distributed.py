@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,7 +90,8 @@ def test_killed_both_go_on_from_one_checkpoint(
 @several
 def test_time_is_up_for_all_where_it_is_up_for_one(both: _world.Both, tmp_path: Path) -> None:
     first, second = both(_world.run_late, 1, tmp_path / "run")
-    assert first == second == f"{tmp_path / 'run'} is at step 1 of 12; ['checkpoint-000000001.safetensors']"
+    assert first == second
+    assert re.search(r"step 1 of 12.*'checkpoint-000000001\.safetensors'", first)
 
 
 # ------------------------------------------------------------------------------ measuring
@@ -103,8 +105,8 @@ def test_two_processes_measure_1001_images_as_one_does(both: _world.Both) -> Non
 
 @several
 def test_each_process_hears_of_all_images(both: _world.Both) -> None:
-    assert _world.heard_of(None) == (1001, 16)
-    assert both(_world.heard_of) == [(1001, 9), (1001, 9)]  # eight batches each, and the other's
+    assert _world.recorded_progress(None) == (1001, 16)
+    assert both(_world.recorded_progress) == [(1001, 9), (1001, 9)]  # eight batches each, and the other's
 
 
 @several
@@ -143,27 +145,24 @@ def test_a_recipe_spreads_members_and_shares_the_rest(both: _world.Both, tmp_pat
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_of_one_ends_both(both: _world.Both, rank: int) -> None:
     answers = both(_world.go_wrong, rank, "error")
-    assert answers[rank] == "ValueError: the images went away; bring them back"
-    words = f"StoppedElsewhere: process {rank} of 2 stopped: the images went away; bring them back"
-    # The store ends with the first process, so that the other may only know that it did.
-    gone = "StoppedElsewhere: another process of the run ended or did not answer; run the same command again"
-    assert answers[1 - rank] in ((words, gone) if rank == 0 else (words,))
+    assert answers[rank] == f"ValueError: {_world.GONE}"
+    assert answers[1 - rank].startswith("StoppedElsewhere: ")
+    if rank == 1:  # the store ends with the first process, so that the other may only know that it did
+        assert re.search(f"process 1 of 2.*{_world.GONE}", answers[0])
 
 
 @several
 def test_a_loss_that_is_not_finite_in_one_is_refused_by_both_in_the_same_words(both: _world.Both) -> None:
     first, second = both(_world.go_wrong, 1, "nan")
     assert first == second
-    assert first.startswith(
-        "FloatingPointError: the loss is nan at step 3; the weights were left as they were"
-    )
+    assert re.match("FloatingPointError: .*nan at step 3", first)
 
 
 @several
 def test_an_error_in_work_of_its_own_ends_the_other_too(both: _world.Both) -> None:
     first, second = both(_world.fail_apart)
-    assert second == "ValueError: the images went away; bring them back"
-    assert first == "StoppedElsewhere: process 1 of 2 stopped: the images went away; bring them back"
+    assert second == f"ValueError: {_world.GONE}"
+    assert re.match(f"StoppedElsewhere: process 1 of 2.*{_world.GONE}", first)
 
 
 @several
@@ -174,12 +173,12 @@ def test_who_is_out_of_time_waits_until_the_others_have_saved(both: _world.Both)
 @several
 def test_processes_with_other_data_are_refused(both: _world.Both) -> None:
     for answer in both(_world.other_data):
-        assert answer.startswith("ValueError: processes were given other data or configurations")
+        assert answer.startswith("ValueError: processes were given other data")
 
 
 def test_captured_steps_of_several_processes_are_refused() -> None:
     engine = object.__new__(Engine)
-    with pytest.raises(ValueError, match="step is 'compiled'; several processes take 'eager' ones only"):
+    with pytest.raises(ValueError, match=r"'compiled'.*'eager'"):
         fit(_runs.method("members"), _runs.data(), _runs.config("members"), step="compiled", engine=engine)
 
 
@@ -201,10 +200,10 @@ def test_the_world_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     assert find_world() == World(5, 8, 1, 4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match="3 of 8 processes are on this machine; start as many on each"):
+    with pytest.raises(ValueError, match="3 of 8 processes"):
         find_world()
     monkeypatch.setenv("RANK", "five")
-    with pytest.raises(ValueError, match="are not both whole numbers; start with torchrun"):
+    with pytest.raises(ValueError, match="RANK and WORLD_SIZE"):
         find_world()
 
 
@@ -224,7 +223,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(name=name)
 
     monkeypatch.setattr(engine_module, "import_module", missing)
-    with pytest.raises(ValueError, match=r"need Lightning Fabric; pip install 'ensbridge\[distributed\]'"):
+    with pytest.raises(ValueError, match=r"'ensbridge\[distributed\]'"):
         engine_module._find_fabric()
 
 

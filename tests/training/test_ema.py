@@ -39,7 +39,7 @@ def test_the_average_follows_its_rule() -> None:
     final, (average, *states) = averaged(_runs.bridge(ema=0.5))
     for step, weights in enumerate(states):
         keep = min(0.5, (1 + step) / (10 + step))
-        assert (keep == 0.5) == (step >= 8)  # both branches of the rule are walked
+        assert (keep == 0.5) == (step >= 8)  # both branches of the rule are taken
         average = {name: keep * average[name].double() + (1 - keep) * weights[name] for name in average}
     counters = [name for name in final if name.endswith("num_batches_tracked")]
     assert counters

@@ -237,7 +237,7 @@ def test_members_need_labels() -> None:
 )
 def test_a_senseless_configuration_is_refused(wrong: dict[str, Any]) -> None:
     (name,) = wrong
-    with pytest.raises(ValueError, match=f"{name} is {wrong[name]!r}"):
+    with pytest.raises(ValueError, match=f"{name}.*{wrong[name]!r}"):
         FitConfig(**{"epochs": 1, "batch_size": 2, "lr": 0.1, **wrong})
 
 

@@ -67,10 +67,10 @@ def test_a_step_that_is_not_finite_changes_nothing(
     method = _runs.method(kind)
     if isinstance(method, JointTraining):  # one of three goes wrong, and none may take the step
         method.methods["end2"] = _runs.Spoilt(method.methods["end2"], at=7, how=how)
-        words = words if how == "gradient" else f"the loss of end2 is -?{words}"
+        words = words if how == "gradient" else f"end2.*{words}"
     else:
         method = _runs.Spoilt(method, at=7, how=how)
-    with pytest.raises(FloatingPointError, match=rf"{words}.* at step 7"):
+    with pytest.raises(FloatingPointError, match=rf"{words}.*step 7"):
         fit(method, _runs.data(), _runs.config(kind), tmp_path, progress)
     assert len(optimizers) == (3 if kind == "together" else 1)
     assert len(seen["before"]) > len(list(method.student.parameters())) + 2 * len(optimizers)
@@ -94,6 +94,6 @@ def test_a_refused_step_leaves_running_statistics_as_they_were() -> None:
 
     net = Broken()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
+    with pytest.raises(FloatingPointError, match="nan at step 1"):
         fit(DeepEnsemble([net]), (torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])), FitConfig(1, 4, 0.1))
     assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -90,12 +91,12 @@ def test_a_span_with_a_step_that_is_not_finite_is_refused() -> None:
 
     net = Broken()
     before = _runs.state(net)
-    with pytest.raises(FloatingPointError, match="not finite at steps 1 to 3; the weights were left"):
+    with pytest.raises(FloatingPointError, match="not finite at steps 1 to 3"):
         fit(DeepEnsemble([net]), _runs.data(), _runs.config("members"), step="compiled")
     assert _runs.same(_runs.state(net), before)
     fine = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     both = JointTraining({"good": DeepEnsemble([fine]), "bad": DeepEnsemble([Broken()])})
-    with pytest.raises(FloatingPointError, match="the loss of bad or a gradient is not finite at steps 1 to"):
+    with pytest.raises(FloatingPointError, match=r"bad.*not finite at steps 1 to"):
         fit(both, _runs.data(), _runs.config("members"), step="compiled")
 
 
@@ -141,10 +142,9 @@ def test_what_fails_is_said_and_the_next_kind_goes_on_with_nothing_lost(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         result = fit(method, _runs.data(), _runs.config(kind), tmp_path)
-    assert [str(each.message) for each in said] == [
-        "captured steps do not work here (Failing has no compiler); falling back to compiled ones",
-        "compiled steps do not work here (FailingToo has no compiler); falling back to eager ones",
-    ]
+    first, second = (str(each.message) for each in said)
+    assert re.match(r"captured .*\(Failing has no compiler\).* compiled", first)
+    assert re.match(r"compiled .*\(FailingToo has no compiler\).* eager", second)
     assert {each.filename for each in said} == {__file__}, "the warning names the caller's line"
     assert Failing.closed == 2
     assert result.resumed_from == (8 if resumed else 0)
@@ -159,11 +159,11 @@ def test_a_kind_that_was_asked_for_has_no_other(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_wish_that_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     wishes: dict[StepKind, str] = {
-        "captured": "step is 'captured' and the data is on the cpu; move it to a GPU",
-        "fast": "step is 'fast'; it must be one of 'captured', 'compiled', 'eager'",  # type: ignore[dict-item]
+        "captured": "'captured'.*cpu",
+        "fast": "'fast'.*'captured', 'compiled', 'eager'",  # type: ignore[dict-item]
     }
-    for wish, words in wishes.items():
-        with pytest.raises(ValueError, match=words):
+    for wish, named in wishes.items():
+        with pytest.raises(ValueError, match=named):
             fit(_runs.method("members"), _runs.data(), _runs.config("members"), tmp_path / "run", step=wish)
         assert not (tmp_path / "run").exists()
 
