@@ -19,25 +19,24 @@ from ensbridge.training import FitConfig
 
 
 @pytest.mark.parametrize(
-    ("assignment", "words"),
+    ("assignment", "named"),
     [
-        ("bridge.num_steps=300000000", "num_steps is 300000000; it must be a whole number from 1 to 1,000"),
-        ("member_fit.batch_size=65537", "batch_size is 65537; it must be at most 65,536"),
+        ("bridge.num_steps=300000000", r"num_steps is 300000000\b.*1,000"),
+        ("member_fit.batch_size=65537", r"batch_size is 65537\b.*65,536"),
         ("member_fit.warmup_steps=1" + "0" * 300, "warmup_steps is 1"),
         ("member_fit.checkpoint_every=1" + "0" * 300, "checkpoint_every is 1"),
-        ("member_fit.log_every=2000000000", "log_every is 2000000000; it must be at most 1,000,000,000"),
-        ("member_fit.augment.crop=9", "member_fit.augment.crop is 9; images have 8×8 pixels"),
-        ("figure_members=101", "figure_members is 101; it must be at most 100"),
-        ("feature=" + "x" * 2000, "2,008 characters; it must have at most 1,000"),
+        ("member_fit.log_every=2000000000", r"log_every is 2000000000\b.*1,000,000,000"),
+        ("member_fit.augment.crop=9", r"member_fit\.augment\.crop is 9\b.*8×8"),
+        ("figure_members=101", r"figure_members is 101\b.*100"),
+        ("feature=" + "x" * 2000, r"2,008 characters.*1,000"),
     ],
     ids=lambda text: text[:40],
 )
 def test_what_no_machine_could_do_is_refused_before_anything_is_made(
-    assignment: str, words: str, tmp_path: Path
+    assignment: str, named: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=named):
         train_recipe(Plan("digits", changes=(assignment,)), tmp_path / "run", 0, ["members"])
-    assert words in str(refused.value)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -46,14 +45,14 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert BridgeConfig(num_steps=MOST_STEPS).num_steps == MOST_STEPS
     assert FitConfig(epochs=1e6, batch_size=65_536, lr=0.1, warmup_steps=10**9).batch_size == 65_536
     for make in (BridgeSchedule, BridgeConfig):
-        with pytest.raises(ValueError, match="num_steps is 1001; it must be a whole number from 1 to 1,000"):
+        with pytest.raises(ValueError, match=r"num_steps is 1001\b.*1,000"):
             make(num_steps=MOST_STEPS + 1)
 
 
 @pytest.mark.parametrize("name", ["lr", "momentum", "weight_decay", "warmup_lr", "epochs"])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_rates_are_finite(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} is {value}; it must be"):
+    with pytest.raises(ValueError, match=f"{name} is {value};"):
         FitConfig(**{"epochs": 1, "batch_size": 2, "lr": 0.1, name: value})
 
 

@@ -118,7 +118,7 @@ def test_the_guide_to_your_own_models_runs_with_every_command(
         plain = line.replace(" --allow my_nets", "")
         assert plain != line
         assert command(monkeypatch, plain) == 2  # a class of the reader's own is never imported unasked
-        assert "my_nets:SmallNet, which is not allowed" in capsys.readouterr().err
+        assert "--allow my_nets:SmallNet" in capsys.readouterr().err
     predicted, benched, exported = outputs
     assert [json.loads(line)["image"] for line in predicted.splitlines()] == ["one.png", "two.png"]
     assert "source + bridge" in benched

@@ -45,10 +45,10 @@ def test_every_extra_is_what_pyproject_says() -> None:
 def test_only_what_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing("digits", "report") == ""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"^matplotlib is .*'ensbridge\[report\]'$"):
+    with pytest.raises(ValueError, match=r"^matplotlib .*\[report\]'$"):
         need("digits", "report")
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ValueError, match=r"scikit-learn, matplotlib are .*'ensbridge\[digits,report\]'$"):
+    with pytest.raises(ValueError, match=r"^scikit-learn, matplotlib .*\[digits,report\]'$"):
         need("digits", "report")
 
 

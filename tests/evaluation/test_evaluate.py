@@ -235,7 +235,7 @@ def test_many_models_are_measured_as_few_are() -> None:
 
 def test_a_model_of_other_classes_than_the_members_is_named() -> None:
     other = nn.Sequential(nn.Flatten(), nn.Linear(IMAGES[0].numel(), 5))
-    with pytest.raises(ValueError, match=r"'other' has 5 classes, the members \d"):
+    with pytest.raises(ValueError, match=r"'other' has 5.*\d"):
         evaluate({**ensembles(MEMBERS), "other": other}, (IMAGES, LABELS))
 
 
@@ -318,13 +318,13 @@ def test_a_fast_ensemble_names_what_it_cannot_use() -> None:
     source, bridge = ResNet((1,), (8,), 3, stem=8), Bridge(ScoreNet(3, 8, [(1, 8, 1, 1)], 8, z_input="none"))
     with pytest.raises(ValueError, match="0 bridges"):
         FastEnsemble(source, [], "stages.0.0")
-    with pytest.raises(ValueError, match=r"feature 'stages\.7' is not a module"):
+    with pytest.raises(ValueError, match=r"'stages\.7'"):
         FastEnsemble(source, [bridge], "stages.7")
     for wrong in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match=f"temperature is {wrong}"):
             FastEnsemble(source, [bridge], "stages.0.0", temperature=wrong)
     first, second = _runs.bridge(), _runs.bridge()
-    with pytest.raises(ValueError, match="do not share their kind, source"):
+    with pytest.raises(ValueError, match="do not share"):
         FastEnsemble.of(first, second)
 
 
@@ -378,21 +378,21 @@ def test_numbers_that_json_cannot_hold_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "data", "options", "words"),
+    ("models", "data", "options", "named"),
     [
         ({}, SET, {}, "0 models"),
-        ({"one": MEMBERS[0], "two": MEMBERS[1]}, SET, {}, r"\(one, two\) is an Ensemble; pass reference="),
-        ({"all": Ensemble(MEMBERS)}, ImageSet(IMAGES), {}, "test has no labels"),
-        ({"all": Ensemble(MEMBERS)}, SET, {"val": ImageSet(IMAGES)}, "val has no labels"),
-        ({"all": Ensemble(MEMBERS)}, SET, {"target": 4}, "target is 4; the reference has 3"),
-        ({"all": Ensemble(MEMBERS)}, SET, {"target": 0}, "target is 0; the reference has 3"),
-        ({"all": Ensemble(MEMBERS)}, (IMAGES, LABELS[:5]), {}, "labels have shape"),
+        ({"one": MEMBERS[0], "two": MEMBERS[1]}, SET, {}, r"one, two.*reference="),
+        ({"all": Ensemble(MEMBERS)}, ImageSet(IMAGES), {}, r"test.*no labels"),
+        ({"all": Ensemble(MEMBERS)}, SET, {"val": ImageSet(IMAGES)}, r"val.*no labels"),
+        ({"all": Ensemble(MEMBERS)}, SET, {"target": 4}, r"target is 4.*\b3"),
+        ({"all": Ensemble(MEMBERS)}, SET, {"target": 0}, r"target is 0.*\b3"),
+        ({"all": Ensemble(MEMBERS)}, (IMAGES, LABELS[:5]), {}, r"labels.*\(5,\)"),
     ],
 )
 def test_errors_say_what_is_wrong(
-    models: dict[str, nn.Module], data: Any, options: dict[str, Any], words: str
+    models: dict[str, nn.Module], data: Any, options: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=named):
         evaluate(models, data, **options)
 
 
@@ -405,6 +405,6 @@ def test_labels_of_other_classes_are_refused_after_one_image(part: str) -> None:
     right = _runs.data(1, 20)
     wrong = ImageSet(right.images, torch.full((20,), 7))
     sets = (wrong, right) if part == "test" else (right, wrong)
-    with pytest.raises(ValueError, match=r"labels contain 7; with 3 classes they lie in 0\.\.2"):
+    with pytest.raises(ValueError, match=r"labels contain 7.*0\.\.2"):
         evaluate({"one": nets[0]}, *sets, reference=Ensemble(nets))
     assert seen == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_the_ensemble_itself_is_at_no_distance_and_worth_it() -> None:
     assert found.kl == pytest.approx(0, abs=1e-6)
     assert found.agreement == 1
     assert found.worth_it
-    assert found.verdict.startswith("worth it as far as images without labels tell: 100% of")
+    assert found.verdict.startswith("worth it as far as images without labels tell: 100%")
 
 
 def test_the_source_itself_is_not_worth_it() -> None:
@@ -137,10 +138,10 @@ def test_real_members_of_the_same_cost_are_the_bar() -> None:
     assert found.row is not None
     assert found.macs_ratio == found.row.macs_ratio == 4
     assert not found.worth_it
-    assert "at ×4.00 the source's cost, but the first 2 members, ×2.00 the cost, have NLL" in found.verdict
+    assert re.search(r"×4\.00 .*first 2 members, ×2\.00 ", found.verdict)
     unlabelled = fast.fidelity(IMAGES, members=members)
     assert not unlabelled.worth_it
-    assert "the whole ensemble costs ×3.00 the source, this ×4.00; run the ensemble" in unlabelled.verdict
+    assert re.search(r"ensemble costs ×3\.00 .*×4\.00", unlabelled.verdict)
 
 
 def test_the_bar_is_the_cost_of_the_members_not_their_number() -> None:
@@ -154,7 +155,7 @@ def test_the_bar_is_the_cost_of_the_members_not_their_number() -> None:
         bridges = [FeatureBridge(bridge(ensemble))]
         fast = eb.FastEnsemble(wide, bridges, "images", temperature=0.2).eval()
         found = fast.fidelity((IMAGES, drawn), members=members)
-        assert ("cost, but the first 3 members, ×1.13 the cost" in found.verdict) is not worth_it
+        assert ("but the first 3 members, ×1.13" in found.verdict) is not worth_it
         assert found.ensemble_macs_ratio == pytest.approx(sum(costs) / costs[0])
         assert found.ensemble_macs_ratio < 1.2
         assert found.worth_it == worth_it, found.verdict
@@ -192,7 +193,7 @@ def test_a_clear_gain_at_a_small_cost_is_worth_it() -> None:
 
 def test_a_single_member_is_nothing_to_compare_with() -> None:
     fast, members = compressed(MEMBERS[1])
-    with pytest.raises(ValueError, match="1 members were given to fidelity"):
+    with pytest.raises(ValueError, match="1 members"):
         fast.fidelity(IMAGES, members=members[:1])
 
 
@@ -204,7 +205,7 @@ def test_a_temperature_alone_is_no_merit() -> None:
     assert found.source_row is not None
     assert found.row.nll < found.source_row.nll  # better, but so is the source with a temperature
     assert not found.worth_it
-    assert "not clearly better than the source with a temperature" in found.verdict
+    assert "the source with a temperature" in found.verdict
 
 
 def test_an_ensemble_that_is_no_better_than_its_source_is_said_to_be_the_reason() -> None:
@@ -213,19 +214,19 @@ def test_an_ensemble_that_is_no_better_than_its_source_is_said_to_be_the_reason(
     of_source, of_ensemble = labels(MEMBERS[0], temperature=0.2), labels(everyone, temperature=0.2)
     found = as_good.fidelity((IMAGES, of_source), members=members)
     assert found.verdict.startswith("not worth it: ")
-    assert found.verdict.endswith("likewise): give better members")
+    assert found.verdict.endswith("give better members")
     poor, _ = compressed(MEMBERS[0], bridge=Recalls)
     found = measure_fidelity(poor, (IMAGES, of_ensemble), members)
-    assert found.verdict.endswith("train longer, give more images, or raise budget")
+    assert found.verdict.endswith("raise budget")
 
 
 def test_members_are_the_models_own_and_come_as_compress_takes_them() -> None:
     fast, members = compressed(MEMBERS[1])
     plain = measure_fidelity(fast, IMAGES, members)
     assert measure_fidelity(fast, IMAGES, eb.Ensemble(members)) == plain
-    with pytest.raises(ValueError, match="the first of members does not predict as this model's source"):
+    with pytest.raises(ValueError, match="first of members"):
         measure_fidelity(fast, IMAGES, members[1:])
-    with pytest.raises(ValueError, match="the first of members does not predict"):
+    with pytest.raises(ValueError, match="first of members"):
         measure_fidelity(fast, IMAGES, members, preprocess=[lambda images: 2 * images, None, None])
 
 
@@ -239,7 +240,7 @@ def test_calibration_changes_neither_nearness_nor_dee(share: float) -> None:
         before = raw.fidelity(test, members=members)
         after = measure_fidelity(calibrated, test, [calibrated.source, *members[1:]])
         assert after.kl == pytest.approx(before.kl, abs=1e-6)
-        assert "± 0.0000 before calibration (source" in str(after)
+        assert "± 0.0000 before calibration" in str(after)
         assert "before calibration" not in str(before)
     assert before.row is not None
     assert after.row is not None
@@ -265,7 +266,7 @@ def test_a_calibrated_model_stays_worth_it() -> None:
 def test_what_is_further_from_the_ensemble_than_the_source_is_called_so() -> None:
     fast, members = compressed(MEMBERS[0], scale=20, bridge=Recalls)
     verdict = fast.fidelity(IMAGES, members=members).verdict
-    assert verdict.startswith("not worth it: it is further from the ensemble than the source is (KL ")
+    assert re.match("not worth it: it is further from the ensemble .*KL ", verdict)
     assert "%" not in verdict
 
 
@@ -279,27 +280,26 @@ def test_members_may_be_any_iterable_and_are_left_in_evaluation_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "words"),
+    ("members", "named"),
     [
-        (None, "members is a NoneType; give a list of networks"),
-        (MEMBERS[0], "members is one network, a ResNet; give a list of at least 2"),
-        (["a.pt", "b.pt"], "member 1 is a str; give networks, nn.Module"),
-        ([MEMBERS[0], MEMBERS[0]], "the same network was given twice to fidelity; give members that differ"),
+        (None, "members.*NoneType"),
+        (MEMBERS[0], "members.*ResNet.*at least 2"),
+        (["a.pt", "b.pt"], "member 1 .*str"),
+        ([MEMBERS[0], MEMBERS[0]], "same network.*twice"),
     ],
 )
-def test_what_is_no_list_of_networks_is_named(members: Any, words: str) -> None:
+def test_what_is_no_list_of_networks_is_named(members: Any, named: str) -> None:
     fast, _ = compressed(MEMBERS[1])
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=named):
         fast.fidelity(IMAGES, members=members)
-    assert str(refused.value) == words
 
 
 def test_images_that_a_network_cannot_take_are_named() -> None:
     fast, members = compressed(MEMBERS[1])
-    with pytest.raises(ValueError, match=r"this model cannot take .*\(1, 8, 8\) .*as compress had them"):
+    with pytest.raises(ValueError, match=r"this model.*\(1, 8, 8\)"):
         fast.fidelity(IMAGES[:, :1], members=members)
     flat = nn.Sequential(nn.Flatten(), nn.Linear(27, 3))
-    with pytest.raises(ValueError, match=r"member 2 cannot take images .*\(3, 8, 8\) .*in preprocess="):
+    with pytest.raises(ValueError, match=r"member 2.*\(3, 8, 8\).*preprocess="):
         fast.fidelity(IMAGES, members=[members[0], flat])
 
 
@@ -309,6 +309,6 @@ def test_labels_of_other_classes_are_refused_before_all_images_are_run() -> None
     for each in members:
         each.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
     wrong = torch.full((len(IMAGES),), 3)
-    with pytest.raises(ValueError, match=r"labels contain 3; with 3 classes they lie in 0\.\.2"):
+    with pytest.raises(ValueError, match=r"labels contain 3.*0\.\.2"):
         fast.fidelity((IMAGES, wrong), members=members)
     assert max(seen) < len(IMAGES)

@@ -171,14 +171,14 @@ def test_info_overrules_what_a_model_shows_but_not_that_of_an_ensemble() -> None
 
 
 def test_info_of_models_that_are_not_there_are_refused() -> None:
-    with pytest.raises(ValueError, match="info names 'ED'; the models are DE-1, DE-2, DE-3"):
+    with pytest.raises(ValueError, match=r"info.*'ED'.*DE-1, DE-2, DE-3"):
         evaluate(ensembles(), SET, info={"ED": ModelInfo("ED", 3)})
 
 
 def test_class_names_must_fit() -> None:
     names = ["cat", "dog", "bird"]
     assert evaluate(ensembles(), SET, class_names=names).class_names == tuple(names)
-    with pytest.raises(ValueError, match="class_names are 2; the members have 3 classes"):
+    with pytest.raises(ValueError, match=r"class_names.*\b2\b.*3 classes"):
         evaluate(ensembles(), SET, class_names=names[:2])
 
 

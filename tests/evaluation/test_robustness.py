@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -171,7 +170,7 @@ def test_a_strange_file_of_kept_rows_is_refused_and_left(
 ) -> None:
     keep = tmp_path / "corrupted.jsonl"
     keep.write_bytes(content)
-    with pytest.raises(ValueError, match=r"corrupted\.jsonl is damaged or foreign: its line 1 is no row"):
+    with pytest.raises(ValueError, match=r"corrupted\.jsonl.*line 1"):
         measure_corrupted({"a": _tiny.member()}, folder, keep=keep)
     assert keep.read_bytes() == content
 
@@ -184,46 +183,46 @@ def clean(labels: np.ndarray = LABELS, side: int = 8) -> ImageSet:
 
 
 @pytest.mark.parametrize(
-    ("test", "message"),
+    ("test", "named"),
     [
-        (clean(np.arange(9) % 3), "CIFAR-10-C has 7 test images, the run's data 9; give the corrupted"),
-        (clean(side=4), "CIFAR-10-C has images of 3×8×8, the run's data of 3×4×4; give the corrupted images"),
-        (clean(LABELS[::-1].copy()), "CIFAR-10-C: image 1 is of class 1, in the run's data of class 2; give"),
-        (ImageSet(torch.zeros(COUNT, 3, 8, 8)), "test has no labels"),
+        (clean(np.arange(9) % 3), r"CIFAR-10-C has 7 .* 9;"),
+        (clean(side=4), "CIFAR-10-C.* 3×8×8.* 3×4×4;"),
+        (clean(LABELS[::-1].copy()), "CIFAR-10-C: image 1.* class 1.* class 2;"),
+        (ImageSet(torch.zeros(COUNT, 3, 8, 8)), "test.*no labels"),
     ],
 )
-def test_images_of_another_split_are_refused(test: ImageSet, message: str, folder: Path) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_images_of_another_split_are_refused(test: ImageSet, named: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match=named):
         measure_corrupted({"a": _tiny.member()}, folder, test=test)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=named):
         robustness.check_corrupted(folder, test)
     robustness.check_corrupted(folder, clean())
 
 
 def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     nets = {"a": _tiny.member()}
-    with pytest.raises(ValueError, match="gone is no folder; give one of corrupted images"):
+    with pytest.raises(ValueError, match="gone is no folder"):
         measure_corrupted(nets, tmp_path / "gone")
     place = make_set(tmp_path / "set")
     (place / "fog.npy").unlink()
     (place / "snow.npy").unlink()
-    with pytest.raises(ValueError, match=r"set lacks 2 of 19 corruptions \(snow, fog\); finish the set"):
+    with pytest.raises(ValueError, match=r"set lacks 2 of 19.*snow, fog"):
         measure_corrupted(nets, place)
     make_set(place)
     (place / "manifest.json").write_text('{"severities": "all"}')
-    with pytest.raises(ValueError, match=r"manifest\.json lists no severities"):
+    with pytest.raises(ValueError, match=r"manifest\.json.*severities"):
         measure_corrupted(nets, place)
     (place / "manifest.json").write_text('{"severities": [1, 2, 3, 4, 5]}')
-    with pytest.raises(ValueError, match="severity is 6; it must be 1, 2, 3, 4 or 5"):
+    with pytest.raises(ValueError, match="severity is 6"):
         measure_corrupted(nets, place, severities=[6])
 
 
 def test_models_and_temperatures_must_fit(folder: Path) -> None:
-    with pytest.raises(ValueError, match="there are 0 models to measure"):
+    with pytest.raises(ValueError, match="0 models"):
         measure_corrupted({}, folder)
-    with pytest.raises(ValueError, match="temperatures name 'b'; the models are a"):
+    with pytest.raises(ValueError, match=r"temperatures.*'b'.* a"):
         measure_corrupted({"a": _tiny.member()}, folder, {"b": 1.0})
-    with pytest.raises(ValueError, match="the models are on cpu and meta; bring them to one device"):
+    with pytest.raises(ValueError, match="cpu and meta"):
         measure_corrupted({"a": _tiny.member(), "b": _tiny.member().to("meta")}, folder)
 
 
@@ -268,13 +267,13 @@ def test_a_run_is_measured_at_the_temperatures_of_its_rows(run: Path, tmp_path: 
     assert {(line["model"], line["temperature"]) for line in kept} == set(fitted.items())
     without, missing = evaluate_run(run, tiny())
     assert (without.corrupted, replace(scores, corrupted=(), corrupted_set=None)) == ((), without)
-    assert "corruptions (--corrupted brings them back" in missing[-1]
+    assert "--corrupted" in missing[-1]
     assert evaluate_run(run, tiny(), corrupted=place)[0] == scores
 
 
 def test_a_run_refuses_images_that_are_not_its_own_and_keeps_its_scores(run: Path, tmp_path: Path) -> None:
     before = evaluate_run(run, tiny())[0]
-    with pytest.raises(ValueError, match="has 7 test images, the run's data 30; give the corrupted images"):
+    with pytest.raises(ValueError, match=r"has 7 .* 30;"):
         evaluate_run(run, tiny(), corrupted=make_set(tmp_path / "set"))
     assert read_scores(run) == before
 

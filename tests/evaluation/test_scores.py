@@ -39,45 +39,27 @@ def test_what_a_plain_evaluation_lacks_may_be_missing() -> None:
 
 
 def test_missing_file_and_empty_folder_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gone\.json does not exist; give"):
+    with pytest.raises(ValueError, match=r"gone\.json does not exist"):
         read_scores(tmp_path / "gone.json")
-    with pytest.raises(ValueError, match=r"holds no scores\.json; give the folder of an evaluated run"):
+    with pytest.raises(ValueError, match=r"holds no scores\.json"):
         read_scores(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        (b"{oops", r"scores\.json is not JSON \(.* in line 1\); give a scores\.json as ensbridge evaluate"),
-        (
-            b"[" * 100_000,
-            r"scores\.json is not JSON \(nested too deeply\); give a scores\.json as ensbridge evaluate",
-        ),
-        (
-            b"\xff\xfe",
-            r"scores\.json is not JSON \(byte 0 is not UTF-8 text\); give a scores\.json as ensbridge",
-        ),
-        (
-            b"[1" + b"0" * 5000 + b"]",
-            r"scores\.json is not JSON \(a whole number has too many digits\); give a scores",
-        ),
-        (
-            b'{"seed": 1, "seed": 2}',
-            r'scores\.json is not JSON \(it has the key "seed" twice\); give a scores\.json as ensbridge',
-        ),
-        (
-            b"root:x:0:0:root:/root:/bin/bash",
-            r"scores\.json is not JSON \(.*; give a scores\.json as ensbridge",
-        ),
-        (
-            b"[1]",
-            r"scores\.json is \[1\], expected an object; give a scores\.json as ensbridge evaluate",
-        ),
+        (b"{oops", "not JSON .*line 1"),
+        (b"[" * 100_000, "not JSON .*deep"),
+        (b"\xff\xfe", "not JSON .*byte 0.*UTF-8"),
+        (b"[1" + b"0" * 5000 + b"]", "not JSON .*digits"),
+        (b'{"seed": 1, "seed": 2}', 'not JSON .*"seed" twice'),
+        (b"root:x:0:0:root:/root:/bin/bash", "not JSON"),
+        (b"[1]", r"is \[1\], expected an object"),
     ],
 )
-def test_unreadable_content_is_explained(tmp_path: Path, content: bytes, message: str) -> None:
+def test_unreadable_content_is_explained(tmp_path: Path, content: bytes, named: str) -> None:
     (tmp_path / "scores.json").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"scores\.json .*{named}.*; give a scores\.json"):
         read_scores(tmp_path)
 
 
@@ -95,58 +77,46 @@ def test_each_missing_key_is_named(key: str) -> None:
     where = document["rows"][2] if key.startswith("row.") else document
     del where[name]
     place = r"here: rows\[2\]" if key.startswith("row.") else "here"
-    with pytest.raises(ValueError, match=rf"^{place} has no '{name}'.*; give a scores\.json"):
+    with pytest.raises(ValueError, match=rf"^{place} has no '{name}'"):
         parse_scores(document, where="here")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    [
-        ("model", 3, "3"),
-        ("model", "", '""'),
-        ("model", "a\x1b[31mb", r'"a\\u001b\[31mb"'),
-        ("method", "bridge", '"bridge"'),
-        ("members", 1.5, r"1\.5"),
-        ("members", 0, "0"),
-        ("members", 10**400, "10{56}…"),
-        ("macs", 2**63, "9223372036854775808"),
-        ("macs", [10**5000], "a value too long to show"),
-        ("bridges", True, "true"),
-        ("steps", -1, "-1"),
-        ("macs", "12", '"12"'),
-        ("macs_ratio", 0.0, r"0\.0"),
-        ("macs_ratio", 1e-4, r"0\.0001"),
-        ("params_ratio", -1.0, r"-1\.0"),
-        ("params_ratio", 10**400, "10{56}…"),
-        ("acc", "90", '"90"'),
-        ("acc", 100.5, r"100\.5"),
-        ("acc", -0.5, r"-0\.5"),
-        ("nll", float("nan"), "NaN"),
-        ("nll", 1e300, r"1e\+300"),
-        ("ece", -0.1, r"-0\.1"),
-        ("brier", 2e6, r"2000000\.0"),
-        ("brier", None, "null"),
-        ("ece", False, "false"),
-        ("cnll", float("inf"), "Infinity"),
-        ("temperature", 0, "0"),
-        ("dee", "5", '"5"'),
-        ("dee", None, "null"),
-        ("dee", ">" + "9" * 400, '">9{55}…'),
-        ("dee", -1e9, r"-1000000000\.0"),
-        ("gap", "0.5", r'"0\.5"'),
-        ("gap", 1e9, r"1000000000\.0"),
-        ("gap_error", -0.1, r"-0\.1"),
-        ("gap_error", [], r"\[\]"),
-    ],
-)
-def test_wrong_values_in_a_row_are_named(key: str, value: object, shown: str) -> None:
+WRONG: dict[str, list[object]] = {
+    "model": [3, "", "a\x1b[31mb"],
+    "method": ["bridge"],
+    "members": [1.5, 0, 10**400],
+    "macs": [2**63, -1, "12"],
+    "bridges": [True],
+    "steps": [-1],
+    "macs_ratio": [0.0, 1e-4],
+    "params_ratio": [-1.0, 10**400],
+    "acc": ["90", 100.5, -0.5],
+    "nll": [float("nan"), 1e300],
+    "ece": [-0.1, False],
+    "brier": [2e6, None],
+    "cnll": [float("inf")],
+    "temperature": [0],
+    "dee": ["5", None, ">" + "9" * 400, -1e9],
+    "gap": ["0.5", 1e9, -2e6],
+    "gap_error": [-0.1, []],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in WRONG for value in WRONG[key]])
+def test_wrong_values_in_a_row_are_named(key: str, value: object) -> None:
     document = make_document()
     document["rows"][1][key] = value
-    message = (
-        rf"^here: rows\[1\](: |\.){key} is {shown}, expected .+; give a scores\.json as ensbridge evaluate"
-    )
-    with pytest.raises(ValueError, match=message):
+    shown = re.escape(json.dumps(value)[:50])
+    with pytest.raises(ValueError, match=rf"^here: rows\[1\](: |\.){key} is {shown}.*, expected .+;"):
         parse_scores(document, where="here")
+
+
+def test_a_value_too_long_to_show_is_not_shown() -> None:
+    document = make_document()
+    document["rows"][1]["macs"] = [10**5000]
+    with pytest.raises(ValueError, match=r"macs is a value too long") as caught:
+        parse_scores(document)
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -158,24 +128,10 @@ def test_wrong_values_at_the_top_are_named(key: str, value: object) -> None:
         parse_scores(make_document() | {key: value}, where="here")
 
 
-def test_errors_say_what_is_expected() -> None:
-    for key, value, expected in (
-        ("members", 0, "a whole number from 1 to 1e+06"),
-        ("macs", -1, "a whole number from 1 to 9.22337e+18"),
-        ("macs_ratio", 0.0, "a finite number from 0.001 to 1e+06"),
-        ("acc", 101, "a finite number from 0 to 100"),
-        ("gap", -2e6, "a finite number from -1e+06 to 1e+06"),
-    ):
-        document = make_document()
-        document["rows"][1][key] = value
-        with pytest.raises(ValueError, match=re.escape(f"{key} is {value}, expected {expected}; give a")):
-            parse_scores(document)
-
-
 def test_a_full_bin_must_say_its_confidence_and_accuracy() -> None:
     document = make_document()
     document["rows"][0]["reliability"]["before"][2]["accuracy"] = None
-    with pytest.raises(ValueError, match=r"before\[2\]: accuracy is null, expected a number from 0 to 1"):
+    with pytest.raises(ValueError, match=r"before\[2\]: accuracy is null"):
         parse_scores(document)
 
 
@@ -188,34 +144,31 @@ def test_keys_of_a_strangers_file_cannot_command_the_terminal() -> None:
 def test_a_model_twice_is_refused() -> None:
     document = make_document()
     document["rows"].append(document["rows"][3])
-    with pytest.raises(ValueError, match=r"^here: rows has 'DE-4' twice for 4 members; give a scores\.json"):
+    with pytest.raises(ValueError, match=r"^here: rows .*'DE-4' twice.*4 members"):
         parse_scores(document, where="here")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"label": 10}, r"transitions\[1\] does not fit 10 classes and 3 times"),
-        ({"source": [0.5, 0.5]}, r"transitions\[1\] does not fit 10 classes"),
-        ({"times": [1.0, 0.0]}, r"transitions\[1\] does not fit 10 classes and 2 times"),
-        (
-            {"ensemble": [1.5] * 10},
-            r"transitions\[1\]\.ensemble\[0\] is 1\.5, expected ",
-        ),
-        ({"image": 3}, r"transitions\[1\]\.image is 3, expected "),
+        ({"label": 10}, r"transitions\[1\] .*10 classes and 3 times"),
+        ({"source": [0.5, 0.5]}, r"transitions\[1\] .*10 classes"),
+        ({"times": [1.0, 0.0]}, r"transitions\[1\] .*10 classes and 2 times"),
+        ({"ensemble": [1.5] * 10}, r"transitions\[1\]\.ensemble\[0\] is 1\.5"),
+        ({"image": 3}, r"transitions\[1\]\.image is 3"),
     ],
 )
-def test_transitions_must_fit_the_classes(change: dict[str, Any], message: str) -> None:
+def test_transitions_must_fit_the_classes(change: dict[str, Any], named: str) -> None:
     document = make_document()
     document["transitions"][1] |= change
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         parse_scores(document)
 
 
 def test_curves_must_have_a_loss_for_each_count() -> None:
     document = make_document()
     document["curves"][0]["loss"].pop()
-    with pytest.raises(ValueError, match=r"curves\[0\] has 8 images and 7 losses; give a scores\.json"):
+    with pytest.raises(ValueError, match=r"curves\[0\] has 8 images and 7 losses"):
         parse_scores(document)
 
 
@@ -273,26 +226,20 @@ def test_stages_that_only_some_runs_have_count_those_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"dataset": "cifar10"}, "a is on digits and b on cifar10; give runs of one data set"),
-        ({"class_names": tuple("abcdefghij")}, "a has the classes 0, 1, 2, 3, 4… and b others"),
-        (
-            {"settings": {"recipe": "digits", "preset": "paper"}},
-            r"differ in their preset \(default and paper\)",
-        ),
-        ({"settings": None}, r"differ in their recipe \(digits and None\)"),
-        (
-            {"target": 5},
-            r"differ in what their gap is measured to \(DE-3 and DE-5\); give runs that differ by",
-        ),
-        ({"target": None}, r"differ in what their gap is measured to \(DE-3 and not said\)"),
-        ({"seed": 7}, "a and b both have seed 7; give each seed once"),
+        ({"dataset": "cifar10"}, "a .*digits.* b .*cifar10"),
+        ({"class_names": tuple("abcdefghij")}, "a .*0, 1, 2, 3, 4… .*b"),
+        ({"settings": {"recipe": "digits", "preset": "paper"}}, r"preset \(default and paper\)"),
+        ({"settings": None}, r"recipe \(digits and None\)"),
+        ({"target": 5}, r"gap .*\(DE-3 and DE-5\)"),
+        ({"target": None}, r"gap .*\(DE-3 and not said\)"),
+        ({"seed": 7}, "a and b .*seed 7"),
     ],
 )
-def test_runs_that_cannot_be_averaged_are_refused(change: dict[str, Any], message: str) -> None:
+def test_runs_that_cannot_be_averaged_are_refused(change: dict[str, Any], named: str) -> None:
     first, second = (parse_scores(make_document(seed)) for seed in (7, 8))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         summarise([first, replace(second, **change)], ["a", "b"])
 
 
@@ -355,11 +302,11 @@ def test_every_column_is_explained() -> None:
 
 def test_the_gap_names_its_ends_and_its_error() -> None:
     gap = COLUMNS[-1]
-    assert "from DE-1 to DE-3 that is closed" in gap.explain(one_run())
-    assert "± is one standard error over test images" in gap.explain(one_run())
-    assert "± is the standard deviation over seeds" in gap.explain(three_runs())
+    assert "from DE-1 to DE-3" in gap.explain(one_run())
+    assert "standard error over test images" in gap.explain(one_run())
+    assert "deviation over seeds" in gap.explain(three_runs())
     unknown = Summary((replace(one_run().first, target=None),))
-    assert "from DE-1 to the target ensemble that is closed" in gap.explain(unknown)
+    assert "from DE-1 to the target ensemble" in gap.explain(unknown)
 
 
 def test_an_error_over_images_never_stands_in_a_column_of_spreads() -> None:

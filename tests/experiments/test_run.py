@@ -290,10 +290,10 @@ def test_another_recipe_or_seed_is_refused_and_nothing_changes(whole: Path) -> N
     faster = replace(recipe.bridge_fit, lr=0.5)
     mixed = replace(recipe.bridge_fit, augment=replace(recipe.bridge_fit.augment, mixup=0.7))
     others = [
-        (recipe, 4, "seed is 3 there and 4 here"),
-        (replace(recipe, target=3), 3, r"recipe\.target is 2 there and 3 here"),
-        (replace(recipe, bridge_fit=faster), 3, r"bridge_fit\.lr is .* there and 0\.5 here"),
-        (replace(recipe, bridge_fit=mixed), 3, r"bridge_fit\.augment\.mixup is .* there and 0\.7 here"),
+        (recipe, 4, r"seed is 3 .*4"),
+        (replace(recipe, target=3), 3, r"recipe\.target is 2 .*3"),
+        (replace(recipe, bridge_fit=faster), 3, r"bridge_fit\.lr is .*0\.5"),
+        (replace(recipe, bridge_fit=mixed), 3, r"bridge_fit\.augment\.mixup is .*0\.7"),
     ]
     for other, seed, words in others:
         with pytest.raises(ValueError, match=words):
@@ -355,6 +355,6 @@ def test_an_error_in_a_member_surfaces_from_the_recipe(tmp_path: Path) -> None:
     def broken() -> nn.Module:
         return Broken((1, 1), (8, 8), 3, stem=8, mean=(0.5,), std=(0.3,))
 
-    with pytest.raises(FloatingPointError, match="the loss of member is nan at step 1"):
+    with pytest.raises(FloatingPointError, match=r"member.*nan at step 1"):
         run_recipe(tiny(member=broken), tmp_path)
     assert not (tmp_path / "scores.json").exists()

@@ -129,7 +129,7 @@ def test_words_that_give_the_same_recipe_take_the_place_of_the_old(tmp_path: Pat
     config = json.loads((tmp_path / "config.json").read_text())
     config["plan"]["changes"] = ["member_fit.epochs=0.1", "kl_temperature=3"]  # as if the recipe had changed
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"kl_temperature is 2\.0 there and 3\.0 here"):
+    with pytest.raises(ValueError, match=r"kl_temperature.*2\.0.*3\.0"):
         evaluate_run(tmp_path)
     train_recipe(old, tmp_path, 0, ["members"])
     assert [row.model for row in evaluate_run(tmp_path)[0].rows][:2] == ["DE-1", "DE-2"]
@@ -148,7 +148,7 @@ def test_members_side_by_side_go_on_where_they_were_stopped(tmp_path: Path) -> N
     last = "members-1-to-3/checkpoint-000000004.safetensors"
     whole, stopped = (load_checkpoint(tmp_path / name / last) for name in ("whole", "stopped"))
     assert _runs.same(whole[0], stopped[0])
-    with pytest.raises(ValueError, match=r"recipe\.members_together is 3 there and left alone here"):
+    with pytest.raises(ValueError, match=r"members_together is 3"):
         train_recipe(replace(recipe, members_together=1), tmp_path / "stopped", 3, ["members"])
 
 
@@ -216,39 +216,36 @@ def test_progressive_distillation_goes_through_its_stages(tmp_path: Path) -> Non
 
 
 def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'nope' is not a stage; there are: members, bridge"):
+    with pytest.raises(ValueError, match=r"'nope'.*members, bridge"):
         train_recipe(tiny(), tmp_path / "new", 0, ["nope"])
     assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         evaluate_run(tmp_path)
     train_recipe(tiny(), tmp_path / "run", 0, ["members"])
-    with pytest.raises(ValueError, match=r"member-1 is a part of a run, or foreign"):
+    with pytest.raises(ValueError, match="member-1"):
         evaluate_run(tmp_path / "run" / "member-1")
     for checkpoint in (tmp_path / "run" / "member-2").glob("checkpoint-*"):
         checkpoint.unlink()
-    with pytest.raises(
-        ValueError, match=r"has no trained members \(member-2 is not finished\); train them: ensbridge"
-    ):
+    with pytest.raises(ValueError, match=r"member-2.*ensbridge train"):
         evaluate_run(tmp_path / "run", tiny())
 
 
 @pytest.mark.parametrize(
-    ("assignment", "words"),
+    ("assignment", "named"),
     [
         ("bridge_fit", "write field=value"),
-        ("nope=1", "nope is not a field of the recipe; at 'nope' there are: feature"),
-        ("bridge_fit=1", "bridge_fit has fields of its own; set one of them: bridge_fit.epochs"),
-        ("bridge_fit.epochs.x=1", "epochs has no fields of its own"),
-        ("members=2.5", "members is '2.5'; it must be a whole number"),
-        ("bridge.beta=nan", "bridge.beta is 'nan'; it must be a finite number"),
-        ("bridge.centre=1", "bridge.centre is '1'; it must be true or false"),
-        ("seed=1", "seed is not a field of the recipe"),
+        ("nope=1", r"nope .*feature"),
+        ("bridge_fit=1", r"bridge_fit .*bridge_fit\.epochs"),
+        ("bridge_fit.epochs.x=1", "epochs has no fields"),
+        ("members=2.5", r"members is '2\.5'.*whole number"),
+        ("bridge.beta=nan", r"bridge\.beta is 'nan'"),
+        ("bridge.centre=1", r"bridge\.centre is '1'"),
+        ("seed=1", "seed is not a field"),
     ],
 )
-def test_changes_that_cannot_be_made_are_explained(assignment: str, words: str) -> None:
-    with pytest.raises(ValueError) as refused:
+def test_changes_that_cannot_be_made_are_explained(assignment: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         change(digits(), assignment)
-    assert words in str(refused.value)
 
 
 def test_changes_are_checked_when_all_are_made() -> None:
@@ -302,27 +299,26 @@ def test_every_field_that_an_error_names_can_be_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "words"),
+    ("assignment", "named"),
     [
-        ("end2_predict=mean", "end2_predict is 'mean'; it must be one of 'dirichlet', 'softmax'"),
-        ("end2_divisor=q", "end2_divisor is 'q'; it must be one of 'beta0', 's'"),
-        ("members_together=0", "members_together is 0; it must be 1, which is each by itself, or more"),
-        ("kl_temperature=0", "kl_temperature is 0.0; it must be above 0"),
-        ("ed_tau=-1", "ed_tau is -1.0; it must be above 0"),
-        ("feature=nonsense", "feature 'nonsense' is not a module of the source"),
-        ("feature=head", "feature is 'head', which the network behind it cannot read"),
-        ("feature=stages.1.0", "feature is 'stages.1.0', which the network behind it cannot read"),
-        ("tail_feature=stages.2.0", "name a block before the last"),
+        ("end2_predict=mean", "end2_predict is 'mean'.*'dirichlet', 'softmax'"),
+        ("end2_divisor=q", "end2_divisor is 'q'.*'beta0', 's'"),
+        ("members_together=0", "members_together is 0;"),
+        ("kl_temperature=0", r"kl_temperature is 0\.0;"),
+        ("ed_tau=-1", r"ed_tau is -1\.0;"),
+        ("feature=nonsense", "feature 'nonsense'"),
+        ("feature=head", "feature is 'head'"),
+        ("feature=stages.1.0", r"feature is 'stages\.1\.0'"),
+        ("tail_feature=stages.2.0", "block before the last"),
         ("members=101", "members 101"),
-        ("bridge_fit.epochs=1e300", "epochs is 1e+300; it must be at most 1,000,000"),
+        ("bridge_fit.epochs=1e300", r"epochs is 1e\+300;.*1,000,000"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_made(
-    assignment: str, words: str, tmp_path: Path
+    assignment: str, named: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=named):
         train_recipe(Plan("digits", changes=(assignment,)), tmp_path / "run", 0, ["members"])
-    assert words in str(refused.value)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -348,7 +344,7 @@ def test_the_same_recipe_in_other_words_goes_on(tmp_path: Path) -> None:
 )
 def test_a_foreign_configuration_is_refused(config: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(ValueError, match=r"is a part of a run, or foreign|is not JSON"):
+    with pytest.raises(ValueError, match=r"config\.json|foreign"):
         evaluate_run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
@@ -400,6 +396,6 @@ def test_a_log_that_holds_no_numbers_costs_a_curve_and_nothing_else(line: str, t
 
 def test_a_folder_serves_one_process_at_a_time(tmp_path: Path) -> None:
     train_recipe(tiny(), tmp_path, 0, ["members"])
-    with locked(tmp_path), pytest.raises(ValueError, match="is in use by another process"):
+    with locked(tmp_path), pytest.raises(ValueError, match="in use"):
         train_recipe(tiny(), tmp_path, 0, ["members"])
     train_recipe(tiny(), tmp_path, 0, ["members"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_a_machine_that_stays_as_it_is_trains_as_many_epochs_as_fit(
     fast = compressed(max_minutes=1)
     assert clock.steps == TRIAL + FORECAST
     said = capsys.readouterr().err
-    assert f"training for {FORECAST / 2} epochs on the cpu, about 1 minute" in said
+    assert f"{FORECAST / 2} epochs on the cpu" in said
     assert "time is up" not in said
     assert fast(IMAGES).equal(compressed(epochs=FORECAST / 2)(IMAGES))
 
@@ -84,9 +85,7 @@ def test_a_machine_that_becomes_slower_ends_near_its_minutes(
     steps, total = clock.steps - TRIAL, seconds // 3 - 1
     assert steps < total
     assert steps == math.ceil(round(1.1 * seconds / slower, 9))
-    where = f"it is at step {steps} of {total}"
-    words = f"time is up and {where}, so that the model is as trained so far; give more max_minutes"
-    assert words in capsys.readouterr().err
+    assert re.search(f"time is up.* step {steps} of {total},.*max_minutes", capsys.readouterr().err)
 
 
 def test_the_model_then_has_its_averaged_weights(clock: Clock, tmp_path: Path) -> None:
@@ -109,12 +108,10 @@ def test_the_call_repeated_goes_on_until_the_epochs_of_the_first_are_done(
     for reached in (8, 16):
         compressed(max_minutes=1, run_dir=tmp_path)
         assert clock.steps == TRIAL + reached  # nothing is tried again
-        where = f"{tmp_path} is at step {reached} of {FORECAST}"
-        said = capsys.readouterr().err
-        assert f"{where}, so that the model is as trained so far; repeat the call to resume" in said
+        assert f"{tmp_path} is at step {reached} of {FORECAST}" in capsys.readouterr().err
     done = compressed(max_minutes=1, run_dir=tmp_path)
     said = capsys.readouterr().err
-    assert "resuming a training of 9.5 epochs on the cpu, for 1 minute at most" in said
+    assert re.search(r"resuming.* 9\.5 epochs .*1 minute", said)
     assert "time is up" not in said
     again = compressed(max_minutes=5, run_dir=tmp_path)
     assert clock.steps == TRIAL + FORECAST

@@ -102,7 +102,7 @@ def test_a_place_is_a_network_of_its_own(ends: list[nn.Module]) -> None:
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.0001, float("nan")])
 def test_outside_its_ends_there_is_nothing(alpha: float, ends: list[nn.Module]) -> None:
-    with pytest.raises(ValueError, match=f"alpha is {alpha}; the curve goes from 0 to 1"):
+    with pytest.raises(ValueError, match=f"alpha.*{alpha}"):
         BezierCurve(*ends).at(alpha)
 
 
@@ -191,14 +191,14 @@ def test_networks_that_cannot_be_joined_are_refused() -> None:
     narrow, wide = (
         nn.Sequential(nn.Flatten(), nn.Linear(12, width), nn.Linear(width, 3)) for width in (4, 5)
     )
-    with pytest.raises(ValueError, match="different weights; give two networks of one architecture"):
+    with pytest.raises(ValueError, match="different weights"):
         BezierCurve(narrow, wide)
     with pytest.raises(ValueError, match="one architecture"):
         BezierCurve(_tiny.member(0), _tiny.batch_norm_member(1))
 
 
 def test_networks_with_running_statistics_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"1\.running_mean is not a weight.*without running statistics"):
+    with pytest.raises(ValueError, match=r"1\.running_mean"):
         BezierCurve(_tiny.batch_norm_member(0), _tiny.batch_norm_member(1))
 
 
@@ -207,7 +207,7 @@ def test_a_curve_learns_from_labels(ends: list[nn.Module]) -> None:
         eb.fit(BezierCurve(*ends), data, _tiny.FEW_STEPS)
 
     fit(_tiny.data())
-    with pytest.raises(ValueError, match="a curve learns from labels and the data has none"):
+    with pytest.raises(ValueError, match="labels"):
         fit(_tiny.images())
 
 
@@ -220,10 +220,10 @@ def test_a_description_knows_both_ends_and_their_order(ends: list[nn.Module]) ->
 
 def test_ends_that_differ_in_more_than_their_weights_are_refused() -> None:
     tanh, relu = (nn.Sequential(nn.Linear(2, 3), kind()) for kind in (nn.Tanh, nn.ReLU))
-    with pytest.raises(ValueError, match="two networks of one architecture"):
+    with pytest.raises(ValueError, match="one architecture"):
         BezierCurve(tanh, relu)
     dark, bright = (ResNet((1,), (8,), 3, stem=8, mean=(mean,), std=(0.3,)) for mean in (0.2, 0.7))
-    with pytest.raises(ValueError, match="two networks of one architecture"):
+    with pytest.raises(ValueError, match="one architecture"):
         BezierCurve(dark, bright)
 
 

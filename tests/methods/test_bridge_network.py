@@ -102,22 +102,22 @@ def test_a_small_tail_has_half_the_channels_and_reads_all_of_the_feature() -> No
 
 
 @pytest.mark.parametrize(
-    ("feature", "width", "words"),
+    ("feature", "width", "named"),
     [
-        ("stem", 1.0, r"feature 'stem' is not a block of the source; it has: stages\.0\.0, stages\.1\.0"),
-        ("stages.1.0", 1.0, "a tail of 0 blocks and width 1.0 was asked for; name a block before the last"),
-        ("stages.0.0", 0.0, "a tail of 1 blocks and width 0.0 was asked for"),
-        ("stages.0.0", -0.5, "width -0.5"),
+        ("stem", 1.0, r"'stem'.*stages\.0\.0, stages\.1\.0"),
+        ("stages.1.0", 1.0, r"0 blocks.*1\.0"),
+        ("stages.0.0", 0.0, r"1 blocks.*0\.0"),
+        ("stages.0.0", -0.5, r"-0\.5"),
     ],
 )
-def test_a_tail_that_cannot_be_built_is_refused(feature: str, width: float, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_tail_that_cannot_be_built_is_refused(feature: str, width: float, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         Tail(_tiny.member(), feature, width)
 
 
 @pytest.mark.parametrize(("blocks", "share"), [(1, 0.8), (3, 0.0), (3, 1.0)])
 def test_a_share_without_a_block_is_refused(blocks: int, share: float) -> None:
-    with pytest.raises(ValueError, match=f"the block at {share} of {blocks} was asked for"):
+    with pytest.raises(ValueError, match=rf"\b{share} of {blocks}\b"):
         ResNet((blocks,), (8,), 3, stem=8).block_at(share)
 
 
@@ -193,7 +193,7 @@ def test_several_bridges_and_the_source_have_equal_shares_and_the_source_runs_on
 
 
 def test_a_feature_that_is_not_there_is_refused(ensemble: Ensemble) -> None:
-    with pytest.raises(ValueError, match="feature 'layer9' is not a module of the source"):
+    with pytest.raises(ValueError, match="'layer9'"):
         BridgeNetwork(ensemble.source, [ensemble.members[1]], _tiny.tail(ensemble.source), "layer9")
 
 

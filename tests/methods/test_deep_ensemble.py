@@ -45,9 +45,9 @@ def test_a_member_of_several_learns_from_its_part_of_a_batch() -> None:
         assert own.loss(whole).equal(DeepEnsemble([member]).loss(Batch(data.images[rows], data.labels[rows])))
         assert own.describe()["part"] == [number, 3]
     assert "part" not in DeepEnsemble([member]).describe()  # as runs made before parts were
-    with pytest.raises(ValueError, match="a batch of 6 images has no 4 equal parts"):
+    with pytest.raises(ValueError, match=r"\b6 images.*\b4\b"):
         DeepEnsemble([member], part=(0, 4)).loss(whole)
-    with pytest.raises(ValueError, match=r"part is \(3, 3\); it must be"):
+    with pytest.raises(ValueError, match=r"part.*\(3, 3\)"):
         DeepEnsemble([member], part=(3, 3))
 
 
@@ -65,5 +65,5 @@ def test_members_cannot_learn_without_labels() -> None:
 
 def test_labels_outside_the_members_classes_are_named() -> None:
     method = DeepEnsemble([_tiny.ensemble().source])
-    with pytest.raises(ValueError, match="labels span 0 to 7; members of 3 classes need 0 to 2"):
+    with pytest.raises(ValueError, match=r"0 to 7.*0 to 2"):
         method.loss(Batch(_tiny.data().images[:2], torch.tensor([0, 7])))

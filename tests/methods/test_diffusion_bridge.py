@@ -272,22 +272,23 @@ def test_presets_are_the_specified_ones_cell_by_cell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    "arguments",
     [
-        ({"beta": -1.0}, "beta is -1.0"),
-        ({"num_steps": 0}, "num_steps is 0"),
-        ({"variance": "none"}, "'none'"),
-        ({"ema": 1.0}, "EMA decay is 1.0"),
-        ({"train_times": "released", "num_steps": 1}, "num_steps is 1"),
-        ({"train_times": "grids"}, "train_times is 'grids'"),
-        ({"temperature_draw": "images"}, "temperature_draw is 'images'"),
-        ({"test_temperature": "draw"}, "test_temperature is 'draw'"),
-        ({"z_input": "zed"}, "z_input is 'zed'"),
-        ({"distillation": "halving"}, "distillation is 'halving'"),
+        {"beta": -1.0},
+        {"num_steps": 0},
+        {"variance": "none"},
+        {"ema": 1.0},
+        {"train_times": "released", "num_steps": 1},
+        {"train_times": "grids"},
+        {"temperature_draw": "images"},
+        {"test_temperature": "draw"},
+        {"z_input": "zed"},
+        {"distillation": "halving"},
     ],
 )
-def test_a_bad_configuration_is_refused_with_its_value(arguments: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(named)):
+def test_a_bad_configuration_is_refused_with_its_value(arguments: dict[str, Any]) -> None:
+    name, value = list(arguments.items())[-1]
+    with pytest.raises(ValueError, match=rf"(?i)\b{name}\b.* is {value!r}"):
         BridgeConfig(**arguments)
 
 
@@ -301,10 +302,10 @@ def test_an_unknown_preset_is_refused_with_those_there_are() -> None:
     [
         ({"loss": "mse"}, "loss is 'mse'"),
         ({"target": ()}, "target is ()"),
-        ({"target": (0, 3)}, "target is (0, 3); it must name members 0 to 2"),
+        ({"target": (0, 3)}, "target is (0, 3)"),
         ({"target": (-1,)}, "target is (-1,)"),
         ({"feature": "layer9"}, "'layer9'"),
-        ({"config": BridgeConfig(z_input="dead")}, "'none', the configuration says 'dead'"),
+        ({"config": BridgeConfig(z_input="dead")}, "'dead'"),
     ],
 )
 def test_a_bad_bridge_is_refused_with_its_value(
@@ -318,13 +319,13 @@ def test_a_bridge_without_configuration_takes_the_score_networks_reading_of_z() 
     for z_input in ("dead", "none", "informative", "paper"):
         method = DiffusionBridge(_tiny.ensemble(), _tiny.score(z_input=z_input))
         assert method.bridge.config.z_input == z_input
-    with pytest.raises(ValueError, match="'dead', the configuration says 'none'"):
+    with pytest.raises(ValueError, match=r"'dead'.*'none'"):
         DiffusionBridge(_tiny.ensemble(), _tiny.score(z_input="dead"), config=BridgeConfig())
 
 
 def test_a_score_network_of_other_classes_is_refused() -> None:
     score = eb.nets.ScoreNet(5, 8, [(1, 8, 1, 1)], 8, z_input="none")
-    with pytest.raises(ValueError, match="5 classes and the members 3"):
+    with pytest.raises(ValueError, match=r"5 classes.* 3"):
         DiffusionBridge(_tiny.ensemble(), score).loss(Batch(_tiny.data().images[:2], None))
 
 

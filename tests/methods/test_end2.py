@@ -278,20 +278,20 @@ def test_a_student_learns_the_proxys_mean_and_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        ({"tau": 0.0}, r"tau is 0\.0; it must be above 0"),
-        ({"predict": "mean"}, "predict is 'mean'; it must be 'dirichlet' or 'softmax'"),
-        ({"divisor": "K"}, "divisor is 'K'; it must be 'beta0' or 's'"),
+        ({"tau": 0.0}, r"tau.*0\.0"),
+        ({"predict": "mean"}, r"predict.*'mean'.*'dirichlet' or 'softmax'"),
+        ({"divisor": "K"}, r"divisor.*'K'.*'beta0' or 's'"),
     ],
 )
-def test_senseless_switches_are_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_senseless_switches_are_refused(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         ProxyEnD2(_tiny.ensemble(2), _tiny.member(9), **arguments)
 
 
 def test_one_member_has_no_spread() -> None:
-    with pytest.raises(ValueError, match="an ensemble of 1 member; a spread needs at least 2"):
+    with pytest.raises(ValueError, match=r"1 member.*at least 2"):
         ProxyEnD2(_tiny.ensemble(1), _tiny.member(9))
 
 

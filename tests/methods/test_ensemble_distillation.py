@@ -107,5 +107,5 @@ def test_a_student_of_the_teachers_kind_learns_their_mean() -> None:
 
 @pytest.mark.parametrize("tau", [0.0, -1.0, math.nan])
 def test_a_senseless_temperature_is_refused(tau: float) -> None:
-    with pytest.raises(ValueError, match=f"tau is {tau}; the temperature of the distillation must be above"):
+    with pytest.raises(ValueError, match=f"tau is {tau};"):
         EnsembleDistillation(_tiny.ensemble(2), _tiny.member(9), tau=tau)

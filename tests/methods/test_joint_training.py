@@ -70,7 +70,7 @@ def test_training_together_gives_what_training_alone_gives(ensemble: Ensemble) -
 
 
 def test_joint_training_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 methods to train together; give at least 1"):
+    with pytest.raises(ValueError, match="0 methods"):
         JointTraining({})
 
 
@@ -232,20 +232,14 @@ def test_the_log_tells_each_methods_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"epochs": 3}, "ed and end2 are trained together and differ in epochs; make it the same"),
-        ({"batch_size": 5}, "ed and end2 are trained together and differ in batch_size; make it the same"),
-        ({"seed": 1}, "ed and end2 are trained together and differ in seed; make it the same"),
-        ({"augment": Augment()}, "ed and end2 are trained together and differ in augment; make it the same"),
-    ],
+    ("field", "value"), [("epochs", 3), ("batch_size", 5), ("seed", 1), ("augment", Augment())]
 )
 def test_configurations_of_other_batches_are_refused(
-    change: dict[str, Any], words: str, ensemble: Ensemble, tmp_path: Path
+    field: str, value: Any, ensemble: Ensemble, tmp_path: Path
 ) -> None:
     own = configs()
-    own["end2"] = replace(own["end2"], **change)
-    with pytest.raises(ValueError, match=f"^{words}$"):
+    own["end2"] = replace(own["end2"], **{field: value})
+    with pytest.raises(ValueError, match=rf"^ed and end2 .*\b{field}\b"):
         eb.fit(JointTraining(baselines(ensemble)), _tiny.data(), own, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -254,15 +248,12 @@ def test_configurations_of_other_methods_are_refused(ensemble: Ensemble) -> None
     methods, own = baselines(ensemble), configs()
     names = "ed, end2, bn, bn2, dbn, control"
     missing = {name: each for name, each in own.items() if name != "dbn"}
-    remedy = "give each method of JointTraining one, or one for all"
     for given in (missing, {**own, "more": own["ed"]}, {}):
-        words = f"configurations are for {', '.join(given)}; the methods are {names}: {remedy}"
-        with pytest.raises(ValueError, match=f"^{words}$"):
+        with pytest.raises(ValueError, match=rf" {', '.join(given)};.* {names}:"):
             eb.fit(JointTraining(methods), _tiny.data(), given)
-    with pytest.raises(ValueError, match=f"^configurations are for ed; the methods are one: {remedy}$"):
-        eb.fit(methods["ed"], _tiny.data(), {"ed": own["ed"]})
-    with pytest.raises(ValueError, match=f"^configurations are for ; the methods are one: {remedy}$"):
-        eb.fit(methods["ed"], _tiny.data(), {})
+    for given in ({"ed": own["ed"]}, {}):
+        with pytest.raises(ValueError, match=rf" {', '.join(given)};.* one:"):
+            eb.fit(methods["ed"], _tiny.data(), given)
 
 
 class _InTwoParts(EnsembleDistillation):
@@ -291,7 +282,7 @@ def test_a_run_with_other_configurations_is_refused(tmp_path: Path) -> None:
     _runs.begin("together", tmp_path)
     files, own = _runs.contents(tmp_path), _runs.config("together")
     own["end2"] = replace(own["end2"], lr=0.5)
-    with pytest.raises(ValueError, match=r"fit\.end2\.lr is 0\.02 there and 0\.5 here"):
+    with pytest.raises(ValueError, match=r"fit\.end2\.lr is 0\.02 .*0\.5"):
         eb.fit(_runs.method("together"), _runs.data(), own, tmp_path, _runs.unexpected)
     assert _runs.contents(tmp_path) == files
 

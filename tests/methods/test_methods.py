@@ -84,7 +84,7 @@ def test_only_members_and_curves_look_at_labels(kind: str, ensemble: Ensemble) -
     method = _tiny.method(kind, ensemble)
     without = Batch(_tiny.images(), None, _tiny.generator(1))
     if kind in WITH_LABELS:
-        with pytest.raises(ValueError, match=r"learns? from labels and the data has none; give"):
+        with pytest.raises(ValueError, match=r"labels"):
             method.loss(without)
         return
     nonsense = Batch(_tiny.images(), torch.full((6,), -7), _tiny.generator(1))

@@ -304,5 +304,5 @@ def test_logits_and_probabilities_are_refused(
 
 
 def test_a_temperature_needs_a_possible_label() -> None:
-    with pytest.raises(ValueError, match="all of the 1 labels have probability zero"):
+    with pytest.raises(ValueError, match=r"\b1 labels.*zero"):
         fit_temperature(torch.tensor([[0.0, -math.inf]]), torch.tensor([1]))

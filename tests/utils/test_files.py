@@ -232,7 +232,7 @@ def test_a_pipe_or_folder_in_place_of_the_lock_is_refused(
 def test_deleting_the_lock_file_lets_no_second_process_in(tmp_path: Path) -> None:
     with locked(tmp_path):
         (tmp_path / ".lock").unlink()
-        with pytest.raises(ValueError, match="in use by another process"), locked(tmp_path):
+        with pytest.raises(ValueError, match="in use"), locked(tmp_path):
             pass
     with locked(tmp_path):
         pass
@@ -249,7 +249,7 @@ def test_where_folders_cannot_be_locked_the_file_is(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(fcntl, "flock", as_nfs)
     with (
         locked(tmp_path),
-        pytest.raises(ValueError, match="in use by another process"),
+        pytest.raises(ValueError, match="in use"),
         locked(tmp_path),
     ):
         pass
@@ -310,24 +310,23 @@ def test_a_full_disk_names_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "named"),
     [
-        (b"{", "is not JSON"),
-        (b"", "is not JSON"),
-        (b"[" * 100_000, "nested too deeply"),
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b"[" * 100_000, "deep"),
         (b'{"a": {"b": 1, "b": 2}}', '"b" twice'),
-        (b'["\xff"]', "byte 2 is not UTF-8 text"),
-        (b"[1" + b"0" * 5000 + b"]", "too many digits"),
-        (b"\x00" * 20, "is not JSON"),
+        (b'["\xff"]', "byte 2.*UTF-8"),
+        (b"[1" + b"0" * 5000 + b"]", "digits"),
+        (b"\x00" * 20, "not JSON"),
     ],
 )
-def test_what_is_not_json_is_one_sentence(content: bytes, words: str, tmp_path: Path) -> None:
+def test_what_is_not_json_is_one_sentence(content: bytes, named: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=named) as refused:
         read_json(path)
     assert str(path) in str(refused.value)
-    assert words in str(refused.value)
     assert "; " in str(refused.value)
     assert str(refused.value).isprintable()
 

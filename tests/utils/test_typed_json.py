@@ -69,10 +69,10 @@ def test_what_does_not_fit_is_named_by_its_path(changes: dict[str, Any], path: s
 
 
 def test_missing_and_unknown_keys_and_a_classes_own_checks_are_named() -> None:
-    with pytest.raises(ValueError, match="file has no 'parts'"):
+    with pytest.raises(ValueError, match=r"^file .*'parts'"):
         READER.read(Outer, {"name": "one"}, "file")
-    with pytest.raises(ValueError, match='file has an unknown key "more"'):
+    with pytest.raises(ValueError, match=r'^file .*"more"'):
         READER.read(Outer, document(more=1), "file")
     assert JsonReader("", ignore_unknown=True).read(Outer, document(more=1), "file").name == "one"
-    with pytest.raises(ValueError, match=r"^file: parts\[0\]: share is 0, .*; make it again$"):
+    with pytest.raises(ValueError, match=r"^file: parts\[0\]: share is 0,"):
         READER.read(Outer, document(parts=[{"share": 0, "kind": "b"}]), "file")
