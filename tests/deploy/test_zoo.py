@@ -29,7 +29,7 @@ def test_a_model_of_the_zoo_is_whole(name: str) -> None:
     assert (folder / "model.safetensors").stat().st_size < 12_000_000
     card = (folder / "README.md").read_text()
     assert "fitted on validation" in card
-    assert "control" in card
+    assert "is the ensemble's" in card
 
 
 def test_both_have_the_same_source_and_the_first_bridge() -> None:

@@ -251,7 +251,8 @@ def test_page_shows_the_papers_numbers_where_it_has_them(pages: dict[str, str]) 
 def test_missing_parts_are_left_out_with_a_sentence(pages: dict[str, str]) -> None:
     page = Page(pages["bare"])
     assert pages["bare"].count("<svg") == 2
-    for named in ("--stage tradeoff", "--stage capacity", "examples", "reliability bins", "training curves"):
+    missing = ("no examples", "no reliability bins", "no training curves")
+    for named in ("--stage tradeoff", "--stage capacity", *missing):
         assert named in page.text
 
 
