@@ -18,6 +18,7 @@ from ensbridge.models.preprocessed import Preprocess
 
 if TYPE_CHECKING:
     from ensbridge.data.loader import Data
+    from ensbridge.evaluation.choices import Choice
     from ensbridge.evaluation.fidelity import Fidelity
     from ensbridge.evaluation.scores import Scores
 
@@ -152,6 +153,8 @@ class FastEnsemble(AbstractFastEnsemble):
         self.image_shape = None if image_shape is None else tuple(image_shape)
         self.pixel_range = pixel_range
         self.class_names = None if class_names is None else tuple(class_names)
+        # What compress tried beside it, where it had a choice; no part of what is saved.
+        self.choices: Sequence[Choice] = ()
 
     @classmethod
     def of(cls, *methods: TrainedBridge) -> FastEnsemble:
