@@ -195,8 +195,8 @@ NUMBER, WHOLE = "it must be a finite number above 0", "it must be a whole number
         ({"feature": 0}, "feature is 0; give the name of a module of the source, such as 'layer1'"),
         ({"feature": 0, "preprocess": [torch.abs, None]}, "feature is 0; give the name of a module"),
         *(
-            ({"budget": value}, f"budget is {value!r}; it must be a finite number above 1")
-            for value in ("1.2", 1, 1.0, 0.5, math.nan, math.inf, None, True)
+            ({"budget": value}, f"budget is {value!r}; it must be a finite number of 1 or more")
+            for value in ("1.2", 0, 0.99, -1, math.nan, math.inf, None, True)
         ),
         *(({"bridges": value}, f"bridges is {value!r}; {WHOLE}") for value in (0, -1, "2", 1.5, None)),
         *(({"batch_size": value}, f"batch_size is {value!r}; {WHOLE}") for value in (0, "128", 12.5, None)),

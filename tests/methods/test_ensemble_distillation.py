@@ -13,7 +13,7 @@ from torch import nn
 
 import _tiny
 import ensbridge as eb
-from ensbridge.methods import EnsembleDistillation
+from ensbridge.methods import EmaRule, EnsembleDistillation
 from ensbridge.methods.ensemble_distillation import distillation_loss
 from ensbridge.models.ensemble import Ensemble
 
@@ -109,3 +109,36 @@ def test_a_student_of_the_teachers_kind_learns_their_mean() -> None:
 def test_a_senseless_temperature_is_refused(tau: float) -> None:
     with pytest.raises(ValueError, match=f"tau is {tau};"):
         EnsembleDistillation(_tiny.ensemble(2), _tiny.member(9), tau=tau)
+
+
+def test_with_an_average_the_student_ends_with_averaged_weights() -> None:
+    """With a decay of 0 and with none at all the steps are the same; between them lies the average."""
+    data, ends = _tiny.data().without_labels(), {}
+    for decay in (None, 0.0, 0.9):
+        student = _tiny.member(9)
+        ema = None if decay is None else EmaRule(decay, warmup=False)
+        method = EnsembleDistillation(_tiny.ensemble(3), student, tau=1.0, ema=ema)
+        eb.fit(method, data, _tiny.FEW_STEPS)
+        ends[decay] = _tiny.state(student)
+    start, last = _tiny.state(_tiny.member(9)), ends[None]
+    for name, weight in last.items():
+        torch.testing.assert_close(ends[0.0][name], weight)
+    moved, averaged = (
+        sum((ends[decay][name] - start[name]).square().sum() for name in start) for decay in (None, 0.9)
+    )
+    assert 0 < averaged < moved
+    assert "ema" not in EnsembleDistillation(_tiny.ensemble(3), student).describe()  # as runs before had it
+
+
+def test_a_student_may_return_an_object_with_logits() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = _tiny.member(9)
+
+        def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.net(images)}
+
+    student = Wrapped()
+    plain, wrapped = (EnsembleDistillation(_tiny.ensemble(3), each) for each in (student.net, student))
+    assert wrapped.loss(_tiny.batch()).equal(plain.loss(_tiny.batch()))

@@ -156,8 +156,8 @@ def test_a_bad_fast_ensemble_is_refused(ensemble: Ensemble) -> None:
         FastEnsemble.of(here, elsewhere)
     with pytest.raises(ValueError, match="0 bridges"):
         FastEnsemble.of()
-    with pytest.raises(ValueError, match="0 bridges"):
-        FastEnsemble(ensemble.source, [], _tiny.FEATURE)
+    with pytest.raises(ValueError, match="feature ''"):
+        FastEnsemble(ensemble.source, [here.bridge])
     with pytest.raises(ValueError, match="'layer9'"):
         FastEnsemble(ensemble.source, [here.bridge], "layer9")
     for temperature in (0.0, -1.0, math.nan, math.inf, 1e-320, 1e300):

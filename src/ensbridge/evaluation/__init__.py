@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ensbridge.evaluation.choices import Choice as Choice
     from ensbridge.evaluation.predict import predict_each as predict_each
     from ensbridge.evaluation.scores import ModelInfo as ModelInfo
     from ensbridge.evaluation.scores import Row as Row
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ensbridge.evaluation.scores import summarise as summarise
 
 _SCORES = ("ModelInfo", "Row", "Scores", "Summary", "name_rows", "read_scores", "summarise")
-_HOMES = {"predict_each": "predict", **dict.fromkeys(_SCORES, "scores")}
+_HOMES = {"Choice": "choices", "predict_each": "predict", **dict.fromkeys(_SCORES, "scores")}
 
 
 def __getattr__(name: str) -> object:

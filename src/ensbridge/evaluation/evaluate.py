@@ -270,6 +270,8 @@ def infer_info(model: nn.Module) -> ModelInfo:
     if not isinstance(model, FastEnsemble):
         return ModelInfo()
     bridges = model.each_bridge()
+    if not bridges:
+        return ModelInfo("ED", model.members) if model.source_distilled else ModelInfo()
     bases = {bridge.config.temperature.base for bridge in bridges if isinstance(bridge, Bridge)}
     return ModelInfo(
         "BN" if model.average_source else "DBN",

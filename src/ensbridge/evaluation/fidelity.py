@@ -85,8 +85,9 @@ def measure_fidelity(
 
     With labels the verdict is by NLL, against the source, and against the first members that cost no more,
     each at the temperature that is best for it on these very images: what a temperature alone can do is no
-    merit of the bridges. How near the ensemble is, and DEE, are before calibration. Members are left in
-    evaluation mode.
+    merit of the bridges. Bridges beside a distilled source must be better than that source alone, likewise.
+    "Source" is the first member. How near the ensemble is, and DEE, are before calibration. Members are left
+    in evaluation mode.
 
     >>> from ensbridge._compress import compress
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
@@ -101,10 +102,11 @@ def measure_fidelity(
     few = data.subset(torch.arange(min(TRIED, len(data)), device=data.images.device))
     _check(fast, ensemble, few, data.labels)
     costs = _costs(fast, ensemble, few)
-    *by_size, ours = predict_each({**ensemble.by_size(), "this": fast}, data).values()
+    models = {**ensemble.by_size(), "this": fast, "its source": fast.source}
+    *by_size, ours, alone = predict_each(models, data).values()
     real, source = by_size[-1], by_size[0]
     # As before calibration; the source's log-probabilities are its logits but for a constant.
-    raw = (ours * fast.temperature - fast.source_logit_weight * source).log_softmax(-1)
+    raw = (ours * fast.temperature - fast.source_logit_weight * alone).log_softmax(-1)
     kls, source_kls = kl_per_image(real, raw), kl_per_image(real, source)
     rows: dict[str, Row] = {}
     if data.labels is not None:
@@ -115,7 +117,8 @@ def measure_fidelity(
         best = [_best_nll(each, data.labels) for each in by_size]
         nearer = kls.mean().item() < source_kls.mean().item()
         own = nll_per_image(ours, data.labels)
-        worth_it, verdict = _labelled_verdict(rows["source"].nll, best, own, nearer, costs)
+        without = _best_nll(alone, data.labels) if fast.source_distilled and fast.bridges else None
+        worth_it, verdict = _labelled_verdict(rows["source"].nll, best, own, without, nearer, costs)
     else:
         worth_it, verdict = _unlabelled_verdict(source_kls, kls, costs)
     return Fidelity(
@@ -156,7 +159,9 @@ def _check(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet, labels: Tensor
     try_network(fast.eval(), images, "this model", "give test images as compress had them")
     try_members(ensemble, images)
     mine, theirs = predict(fast.source, few), predict(ensemble.source, few)
-    if mine.shape != theirs.shape or not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3):
+    if mine.shape != theirs.shape or not (
+        fast.source_distilled or torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3)
+    ):
         raise ValueError(
             "the first of members does not predict as this model's source does; give the members in their "
             "order, with preprocess= as it was given to compress"
@@ -179,24 +184,34 @@ def _best_nll(log_probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _labelled_verdict(
-    source_nll: float, by_size: Sequence[Tensor], own: Tensor, nearer: bool, costs: _Costs
+    source_nll: float,
+    by_size: Sequence[Tensor],
+    own: Tensor,
+    alone: Tensor | None,
+    nearer: bool,
+    costs: _Costs,
 ) -> tuple[bool, str]:
     """By NLL on labels: clearly better than the source could be, and than real members of the same cost.
 
-    `by_size` has the NLL of DE-1 … DE-M at their best temperatures, for each image, as `own` has it.
+    `by_size` has the NLL of DE-1 … DE-M at their best temperatures, for each image, as `own` has it;
+    `alone` that of the distilled source that the bridges run beside, if there is one.
     """
     gain, nll = by_size[0] - own, own.mean().item()
     mean, error = gain.mean().item(), standard_error(gain)
     best = [each.mean().item() for each in by_size]
     change = f"NLL {source_nll:.4f}, {best[0]:.4f} with the best temperature, → {nll:.4f}"
-    if mean < CLEAR * error or mean <= 0:
+    if not _is_clear(gain):
         advice = "train longer, give more images, or raise budget"
-        gain = by_size[0] - by_size[-1]
-        if gain.mean().item() < CLEAR * standard_error(gain) or gain.mean().item() <= 0:
+        if not _is_clear(by_size[0] - by_size[-1]):
             advice = f"nor is the ensemble itself (NLL {best[-1]:.4f} likewise): give better members"
         return False, (
             f"not worth it: it is not clearly better than the source with a temperature ({change}, a gain of "
             f"{mean:.4f} ± {error:.4f}); {advice}"
+        )
+    if alone is not None and not _is_clear(alone - own):
+        return False, (
+            f"not worth it: {change}, but the distilled source without a bridge has "
+            f"{alone.mean().item():.4f}, with the best temperature; give budget=1.0"
         )
     if not nearer:
         return False, (
@@ -213,6 +228,12 @@ def _labelled_verdict(
     if as_good and cost <= costs.own:
         return False, f"not worth it: {change}, but {members}; run them, or lower budget"
     return True, f"worth it: {change}; {members}"
+
+
+def _is_clear(gain: Tensor) -> bool:
+    """Whether a gain, by image, is above 0 on the mean by as much as makes it clear."""
+    mean = gain.mean().item()
+    return not (mean <= 0 or mean < CLEAR * standard_error(gain))  # of one image there is no error
 
 
 def _unlabelled_verdict(source_kls: Tensor, kls: Tensor, costs: _Costs) -> tuple[bool, str]:

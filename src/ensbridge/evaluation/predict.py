@@ -85,7 +85,7 @@ def predict_batch(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, 
     batch = Batch(
         images,
         None,
-        feature_names=feature_names_of([(Ensemble([each.source]), each.feature) for each in fast]),
+        feature_names=feature_names_of([(Ensemble([each.source]), each.feature or None) for each in fast]),
     )
     crossed: dict[tuple[nn.Module, Tensor], Tensor] = {}
 

@@ -265,7 +265,11 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
 
 def _transitions(models: Iterable[nn.Module], evaluator: Evaluator) -> tuple[Transition, ...]:
     """Examples on the diffusion bridge of the most steps."""
-    fast = [model for model in models if isinstance(model, FastEnsemble) and not model.average_source]
+    fast = [
+        model
+        for model in models
+        if isinstance(model, FastEnsemble) and model.bridges and not model.average_source
+    ]
     if not fast:
         return ()
     longest = max(fast, key=lambda model: model.each_bridge()[0].steps)

@@ -6,13 +6,15 @@ Shapes: B images, K classes, M members.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ensbridge.methods.base import AbstractMethod, Batch, Teacher
+from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher
 from ensbridge.models.ensemble import Ensemble, at_least_float32, weights_digest
+from ensbridge.models.features import read_logits
 
 
 def distillation_loss(logits_BK: Tensor, teachers_MBK: Tensor, tau: float) -> Tensor:
@@ -31,6 +33,9 @@ def distillation_loss(logits_BK: Tensor, teachers_MBK: Tensor, tau: float) -> Te
 class EnsembleDistillation(AbstractMethod):
     """A student of a single network's cost, distilled from the ensemble without labels.
 
+    At `tau=1.0` the target is the mean of the members' predictions, and the gradient that of the KL
+    divergence from it. With `ema` the student ends with averaged weights.
+
     >>> import torch
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(3)]
     >>> method = EnsembleDistillation(Ensemble(nets[:2]), nets[2])
@@ -38,16 +43,18 @@ class EnsembleDistillation(AbstractMethod):
     (0, True)
     """
 
-    def __init__(self, ensemble: Ensemble, student: nn.Module, *, tau: float = 4.0) -> None:
+    def __init__(
+        self, ensemble: Ensemble, student: nn.Module, *, tau: float = 4.0, ema: EmaRule | None = None
+    ) -> None:
         if not tau > 0:
             raise ValueError(f"tau is {tau}; the temperature of the distillation must be above 0, such as 4")
         self.ensemble = ensemble.eval()
         self.student = student
-        self.tau = tau
+        self.tau, self.ema = tau, ema
 
     def loss(self, batch: Batch) -> Tensor:
         """The softened cross-entropy with every member."""
-        logits = at_least_float32(self.student(batch.images))
+        logits = at_least_float32(read_logits(self.student(batch.images)))
         return distillation_loss(logits, batch.member_logits(self.ensemble), self.tau)
 
     def model(self) -> nn.Module:
@@ -69,4 +76,5 @@ class EnsembleDistillation(AbstractMethod):
             "tau": self.tau,
             "teachers": weights_digest(self.ensemble),
             "student": str(self.student),
+            **({"ema": asdict(self.ema)} if self.ema else {}),
         }

@@ -1,4 +1,4 @@
-"""FastEnsemble: the source and its bridges as one network."""
+"""FastEnsemble: the source and its bridges, if any, as one network."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ensbridge.models.preprocessed import Preprocess
 
 if TYPE_CHECKING:
     from ensbridge.data.loader import Data
+    from ensbridge.evaluation.choices import Choice
     from ensbridge.evaluation.fidelity import Fidelity
     from ensbridge.evaluation.scores import Scores
 
@@ -50,7 +51,10 @@ def call_bridge(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
 
 
 class AbstractFastEnsemble(nn.Module, ABC):
-    """The one forward pass of a source with bridges, whatever its bridges were made into."""
+    """The one forward pass of a source with bridges, whatever its bridges were made into.
+
+    Without bridges it is the source's, calibrated, and `feature` is "".
+    """
 
     source: nn.Module
     bridges: nn.ModuleList
@@ -62,6 +66,11 @@ class AbstractFastEnsemble(nn.Module, ABC):
     @abstractmethod
     def mean(self, logits: Sequence[Tensor]) -> Tensor:
         """The centred logits (B, K) of the mean of several predictions' softmax, or of one."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What is read of the source beside its logits: the bridges' feature, nothing without bridges."""
+        return (self.feature,) if self.feature else ()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K)."""
@@ -77,10 +86,10 @@ class AbstractFastEnsemble(nn.Module, ABC):
 
         `run` and `call` run the source and a bridge, for whoever shares these between models.
         """
-        source_logits, h = run(self.source, images, self.feature)
+        source_logits, *read = run(self.source, images, *self.features)
         source_logits = at_least_float32(source_logits)
-        logits = [call(bridge, h, source_logits) for bridge in self.bridges]
-        mean = self.mean([source_logits, *logits] if self.average_source else logits)
+        logits = [call(bridge, h, source_logits) for h in read for bridge in self.bridges]
+        mean = self.mean([source_logits, *logits] if self.average_source or not logits else logits)
         return calibrated(mean, source_logits, self.temperature, self.source_logit_weight), source_logits
 
 
@@ -91,7 +100,9 @@ class FastEnsemble(AbstractFastEnsemble):
     it was calibrated: `source_logit_weight` times the source's own logits are added, and all is divided by
     `temperature`. With several bridges the source, part of each bridge's target, weighs more than another
     member: 1/3 against 1/6 each for five members and two bridges. With `average_source` the source's own
-    prediction is part of the mean, as bridge networks (BN) have it.
+    prediction is part of the mean, as bridge networks (BN) have it. With no bridges it is the source alone
+    and its temperature. `source_distilled` says that the source is no member itself but was distilled from
+    the members.
 
     >>> from ensbridge.bridge import Bridge
     >>> from ensbridge.models import ResNet, ScoreNet
@@ -100,25 +111,26 @@ class FastEnsemble(AbstractFastEnsemble):
     >>> fast = FastEnsemble(source, [Bridge(score).one_step()], feature="stages.0.0").eval()
     >>> fast(torch.rand(2, 3, 8, 8)).shape, fast.source is source, fast.temperature
     (torch.Size([2, 3]), True, 1.0)
+    >>> FastEnsemble(source, temperature=2.0)(torch.rand(2, 3, 8, 8)).shape
+    torch.Size([2, 3])
     """
 
     def __init__(
         self,
         source: nn.Module,
-        bridges: Sequence[AbstractBridge],
-        feature: str,
+        bridges: Sequence[AbstractBridge] = (),
+        feature: str | None = None,
         *,
         temperature: float = 1.0,
         source_logit_weight: float = 0.0,
         members: int | None = None,
         average_source: bool = False,
+        source_distilled: bool = False,
         image_shape: Sequence[int] | None = None,
         pixel_range: tuple[float, float] | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        if len(bridges) == 0:
-            raise ValueError("a FastEnsemble was given 0 bridges; it needs at least 1")
         low, high = TEMPERATURES
         if not low <= temperature <= high:
             raise ValueError(f"temperature is {temperature}; it must be from {low:g} to {high:g}")
@@ -128,24 +140,27 @@ class FastEnsemble(AbstractFastEnsemble):
                 f"source_logit_weight is {source_logit_weight}; it must be from {-most:g} to {most:g}"
             )
         source = uncompiled(source)
-        find_module(source, feature)
+        self.feature = feature if bridges and feature is not None else ""
+        if bridges:
+            find_module(source, self.feature)
         self.source = source
         self.bridges = nn.ModuleList(bridges)
-        self.feature = feature
         self.temperature, self.source_logit_weight = float(temperature), float(source_logit_weight)
-        self.average_source = average_source
+        self.average_source, self.source_distilled = average_source, source_distilled
         # How many members the bridges stand for, the source included: at least one other for each bridge.
         self.members = 1 + len(bridges) if members is None else members
         # What it takes and what its classes are called, where that is known: for whoever runs it later.
         self.image_shape = None if image_shape is None else tuple(image_shape)
         self.pixel_range = pixel_range
         self.class_names = None if class_names is None else tuple(class_names)
+        # What compress tried beside it, where it had a choice; no part of what is saved.
+        self.choices: Sequence[Choice] = ()
 
     @classmethod
     def of(cls, *methods: TrainedBridge) -> FastEnsemble:
         """The network that trained bridges, all of one kind, make with the source they share."""
         if not methods:
-            raise ValueError("a FastEnsemble was given 0 bridges; it needs at least 1")
+            raise ValueError("FastEnsemble.of was given 0 bridges; it needs at least 1")
         shared = {(method.source, method.feature, method.average_source) for method in methods}
         if len(shared) > 1:
             raise ValueError(

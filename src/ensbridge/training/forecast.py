@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from ensbridge.data.loader import ImageSet
 from ensbridge.methods.base import AbstractMethod, JointTraining
 from ensbridge.training.config import FitConfig
 from ensbridge.training.fit import fit
+from ensbridge.training.optimizers import Configs, shared_config
 
 TIMED, SPAN, MOST_EPOCHS = 4, 50, 200.0
 
@@ -21,7 +23,7 @@ class _Enough(Exception):
 
 
 def epochs_within(
-    minutes: float, methods: Mapping[str, AbstractMethod], data: ImageSet, config: FitConfig
+    minutes: float, methods: Mapping[str, AbstractMethod], data: ImageSet, config: Configs
 ) -> float:
     """How many epochs of methods trained together fit into so many minutes; the students stay as they were.
 
@@ -37,7 +39,8 @@ def epochs_within(
     together = JointTraining({name: copy.copy(method) for name, method in methods.items()})
     before = {name: tensor.clone() for name, tensor in together.student.state_dict().items()}
     span = SPAN if data.images.is_cuda else 1  # the first warms caches, on a GPU it compiles
-    few = replace(config, epochs=(1 + TIMED) * span * config.batch_size / len(data), log_every=span)
+    shared = shared_config(together, config)
+    few = with_epochs(config, (1 + TIMED) * span * shared.batch_size / len(data), log_every=span)
     stamps: list[float] = [time.monotonic()]
 
     def stamp(*_: object) -> None:
@@ -50,5 +53,12 @@ def epochs_within(
     together.student.load_state_dict(before)
     ready, step = stamps[1] - stamps[0], (stamps[-1] - stamps[1]) / (span * (len(stamps) - 2))
     seconds = max(60 * minutes - ready, 30 * minutes)  # it is made ready once more for the training itself
-    epochs = max(1.0, seconds / step) * config.batch_size / len(data)
+    epochs = max(1.0, seconds / step) * shared.batch_size / len(data)
     return float(f"{min(MOST_EPOCHS, epochs):.3g}")
+
+
+def with_epochs(config: Configs, epochs: float, **changes: Any) -> Configs:
+    """A configuration, or one for each method, of another length."""
+    if isinstance(config, FitConfig):
+        return replace(config, epochs=epochs, **changes)
+    return {name: replace(part, epochs=epochs, **changes) for name, part in config.items()}

@@ -314,4 +314,4 @@ def _version(package: str) -> str | None:
 
 
 def _fast_name(bridges: int) -> str:
-    return "source + bridge" if bridges == 1 else f"source + {bridges} bridges"
+    return {0: "source alone", 1: "source + bridge"}.get(bridges, f"source + {bridges} bridges")

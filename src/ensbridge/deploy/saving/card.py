@@ -28,7 +28,7 @@ def write_card(
     """The whole card."""
     parts = [
         HEAD,
-        f"# One network in place of {fast.members}\n\n{_what(fast, description)}",
+        f"# {_title(fast)}\n\n{_what(fast, description)}",
         f"## Cost\n\n{_cost(fast, description.facts.image_shape)}",
         f"## Use\n\n```python\n{_use(description)}\n```",
         f"## Measured\n\n{_measured(fast, scores)}",
@@ -37,10 +37,20 @@ def write_card(
     return "\n".join(f"{part}\n" for part in parts)
 
 
+def _title(fast: FastEnsemble) -> str:
+    return "One network" if fast.members == 1 else f"One network in place of {fast.members}"
+
+
 def _what(fast: FastEnsemble, description: Description) -> str:
     bridges = fast.each_bridge()
+    name = _text(description.source.name)
+    source = f"a source network (`{name}`)"
+    if fast.source_distilled:
+        source += f", distilled from {fast.members} networks,"
+    if not bridges:
+        return f"An ensbridge `FastEnsemble`: {source} alone, at temperature {fast.temperature:g}."
     kind = "bridge network" if description.bridges[0].kind == "feature" else "diffusion bridge"
-    steps = max(bridge.steps for bridge in bridges)
+    steps = _steps(fast)
     stands = "its source alone, as a control" if fast.members == 1 else f"{fast.members} networks"
     mean = "the source and the bridges" if fast.average_source else "the bridges"
     share = (
@@ -49,8 +59,8 @@ def _what(fast: FastEnsemble, description: Description) -> str:
         else ","
     )
     return (
-        f"An ensbridge `FastEnsemble`: a source network (`{_text(description.source.name)}`) that runs once, "
-        f"and {_count(len(bridges), kind)} of {_count(steps, 'step')} from its feature "
+        f"An ensbridge `FastEnsemble`: {source} that runs once, and "
+        f"{_count(len(bridges), kind)} of {_count(steps, 'step')} from its feature "
         f"`{_text(fast.feature)}` towards the prediction of {stands}. The softmax of its output is the mean "
         f"over {mean}{share} at temperature {fast.temperature:g}."
     )
@@ -115,8 +125,7 @@ def _measured(fast: FastEnsemble, scores: Scores | Fidelity | Mapping[str, Any] 
 
 def _which(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     """Name the row that is this model as far as its anatomy tells; figures of another would mislead."""
-    steps = max(bridge.steps for bridge in fast.each_bridge())
-    own = (count_params(fast), len(fast.bridges), steps, fast.members)
+    own = (count_params(fast), len(fast.bridges), _steps(fast), fast.members)
     found = [row for row in rows if (row.params, row.bridges, row.steps, row.members) == own]
     if not found:
         return (
@@ -130,6 +139,8 @@ def _which(fast: FastEnsemble, rows: Sequence[Row]) -> str:
 
 def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     """Name the controls of as many bridges; fewer would leave to the ensemble what another bridge gives."""
+    if not fast.bridges:
+        return "It has no bridge, and so no control."
     own = [row for row in rows if row.control and row.bridges == len(fast.bridges)]
     names = [_text(row.model) for row in own]
     if not names:
@@ -138,6 +149,10 @@ def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     return (
         f"{' and '.join(names)}: trained towards the source alone; only what exceeds that is the ensemble's."
     )
+
+
+def _steps(fast: FastEnsemble) -> int:
+    return max((bridge.steps for bridge in fast.each_bridge()), default=0)
 
 
 def _count(number: int, what: str) -> str:

@@ -131,10 +131,11 @@ class Description:
     tied: dict[str, str] = field(default_factory=dict)  # tensors that lie in the file under another's name
     facts: Facts = Facts()
     source_logit_weight: Annotated[float, Range(-MAX_SOURCE_LOGIT_WEIGHT, MAX_SOURCE_LOGIT_WEIGHT)] = 0.0
+    source_distilled: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.bridges) <= MOST_BRIDGES:
-            raise ValueError(f"bridges are {len(self.bridges)}, expected 1 to {MOST_BRIDGES}")
+        if len(self.bridges) > MOST_BRIDGES:
+            raise ValueError(f"bridges are {len(self.bridges)}, expected at most {MOST_BRIDGES}")
         steps = sum(len(bridge.times) - 1 for bridge in self.bridges if bridge.times)
         if steps > MOST_STEPS:
             raise ValueError(f"bridges have {steps} steps together, expected at most {MOST_STEPS}")
@@ -160,6 +161,7 @@ class Description:
             tied=dict(tied),
             facts=facts,
             source_logit_weight=fast.source_logit_weight,
+            source_distilled=fast.source_distilled,
         )
         try:
             text = raw.to_json()
@@ -205,6 +207,7 @@ class Description:
                 source_logit_weight=self.source_logit_weight,
                 members=self.members,
                 average_source=self.average_source,
+                source_distilled=self.source_distilled,
                 **vars(self.facts),
             )
         except ValueError as error:
