@@ -23,8 +23,10 @@ import ensbridge as eb
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 DIGITS = {"acc": 2, "nll": 4, "brier": 4, "ece": 3, "cnll": 4, "dee": 2}
+SCORES = {"msp": "MSP", "entropy": "entropy", "mutual_information": "MI", "disagreement": "disagreement"}
+FAR = ("digits", "uniform", "gaussian", "textures")
 SHIPPED = (("acc", 2), ("nll", 3), ("dee", 2))  # scores and their digits
-PAGES = ("best-for-the-cost", "cifar10", "cifar10/runs", "cifar100", "quickstart")
+PAGES = ("best-for-the-cost", "cifar10", "cifar10/runs", "cifar100", "quickstart", "uncertainty")
 Row = dict[str, Any]
 
 
@@ -223,9 +225,82 @@ def lever_models() -> str:
     return "\n".join(lines)
 
 
+# ------------------------------------------------------------------------------ uncertainty
+
+
+def paired(row: Row, key: str, scale: float = 100, digits: int = 2) -> str:
+    """A difference to another model or score, with its error; nothing where there is none."""
+    difference, error = row.get(key, (0, 0))
+    return with_error(scale * difference, scale * error, digits) if error else ""
+
+
+def percent(row: Row, name: str, digits: int) -> str:
+    """A share with its error, in per cent."""
+    return with_error(100 * row[name], 100 * row[f"{name}_se"], digits)
+
+
+def by_score(part: str, **wanted: str) -> dict[tuple[str, str], dict[str, Row]]:
+    """The rows of a part of uncertainty.json by model and score, then by images."""
+    rows: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in read("uncertainty.json")[part]:
+        if wanted.items() <= row.items():
+            rows.setdefault((row["model"], SCORES[row["score"]]), {})[row["images"]] = row
+    return rows
+
+
+def detections(images: str, *against: str) -> str:
+    """How well every score finds other images, or errors, and by how much better than others."""
+    lines = []
+    for key, sets in by_score("detection").items():
+        row = sets[images]
+        others = [paired(row, f"over {other}") for other in against]
+        lines.append(f"| {cells(*key, percent(row, 'auroc', 2), percent(row, 'fpr95', 1), *others)} |")
+    return "\n".join(lines)
+
+
+def far() -> str:
+    """AUROC for each of the far sets; MSP is left out."""
+    return "\n".join(
+        f"| {cells(*key, *(percent(sets[name], 'auroc', 1) for name in FAR))} |"
+        for key, sets in by_score("detection").items()
+        if key[1] != "MSP"
+    )
+
+
+def abstaining() -> str:
+    """AURC and AUGRC in thousandths, and prediction sets."""
+    lines = []
+    for row in read("uncertainty.json")["abstaining"]:
+        areas = [with_error(1000 * row[name], 1000 * row[f"{name}_se"], 2) for name in ("aurc", "augrc")]
+        below = [paired(row, f"below {name}", 1000) for name in ("DE-1", "control")]
+        sets = [f"{100 * kind['coverage']:.1f} / {kind['size']:.3f}" for kind in row["sets"]]
+        acc = f"{100 * row['acc']:.2f}"
+        lines.append(f"| {cells(row['model'], acc, *areas, *below, *sets)} |")
+    return "\n".join(lines)
+
+
+def correlations(target: str) -> str:
+    """Rank correlations with an ensemble's mutual information."""
+    lines = []
+    for key, sets in by_score("correlation", target=target).items():
+        figures = []
+        for row in (sets["test"], sets["cifar100"]):
+            figures += [with_error(row["rank"], row["rank_se"], 3), paired(row, "over own entropy", 1, 3)]
+        partial = sets["test"]["partial"]
+        figures.append("" if partial is None else f"{partial:.2f}")
+        lines += [] if key[1] == "MSP" else [f"| {cells(*key, *figures)} |"]
+    return "\n".join(lines)
+
+
+def images_of(name: str) -> str:
+    """How many images of a set there are."""
+    return f"{read('uncertainty.json')['images'][name]:,}"
+
+
 CALLED: tuple[Callable[..., str], ...] = (  # by templates
     *(ten, second_set, switch, switches_of_members, corrupted, run),
     *(hundred, hundred_gain, shipped, table, levers, lever_models),
+    *(detections, far, abstaining, correlations, images_of),
 )
 
 

@@ -55,6 +55,7 @@ def make_row(values: tuple[Any, ...], shift: float = 0.0) -> dict[str, Any]:
         "reliability": make_bins(shift),
         "nll_gain_over_control": None,
         "nll_gain_over_control_se": None,
+        "uncertainty": None,
     }
 
 

@@ -53,3 +53,39 @@ def test_weights_are_in_half_precision(path: Path) -> None:
     with safe_open(path, framework="np") as file:
         types = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     assert types <= {"F16", "I64"}
+
+
+def test_what_the_docs_say_of_disagreement_is_what_was_measured() -> None:
+    document = json.loads((RESULTS / "uncertainty.json").read_text(encoding="utf-8"))
+
+    def value(part: str, key: str, **wanted: str) -> float:
+        (row,) = [row for row in document[part] if wanted.items() <= row.items()]
+        return row[key]
+
+    ranks = [
+        value("correlation", "rank", images="test", target="DE-5", model=model, score=score)
+        for model, score in (
+            ("zoo:cifar10", "disagreement"),
+            ("zoo:cifar10", "entropy"),
+            ("control", "disagreement"),
+        )
+    ]
+    areas = [
+        value("detection", "auroc", images=images, model="zoo:cifar10", score=score)
+        for images in ("errors", "cifar100")
+        for score in ("disagreement", "entropy")
+    ]
+    how, guide = (
+        " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+        for name in ("how-it-works.md", "your-own-models.md")
+    )
+    ours, entropy, control = (f"{rank:.2f}" for rank in ranks)
+    assert f"is {ours}; that of the model's entropy is {entropy}" in how
+    assert f"which knows no members, {control}." in how
+    assert f"(rank correlation {ours} and {entropy})" in guide
+    percent, share = (
+        [f"{scale * area:.{digits}f}" for area in areas] for scale, digits in ((100, 1), (1, 3))
+    )
+    assert f"(AUROC {percent[0]} against {percent[1]})" in how
+    assert f"({percent[2]} against {percent[3]})" in how
+    assert f"{share[0]} against entropy's {share[1]} for errors, {share[2]} against {share[3]} for" in guide

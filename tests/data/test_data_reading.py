@@ -220,6 +220,7 @@ def test_the_known_sets_are_whole() -> None:
         assert len(set(class_names(name))) == known.classes
     assert DATASETS["tiny-imagenet"].counts == (90_000, 10_000, 10_000)
     assert sum(DATASETS["imagenet64"].counts) == 1_281_167 + 50_000
+    assert sum(DATASETS["svhn"].counts) == 73_257 + 26_032
 
 
 # ------------------------------------------------------------------------------ the front door
@@ -254,6 +255,7 @@ def test_the_default_root_is_the_variable_or_data(monkeypatch: pytest.MonkeyPatc
         ("train", "CIFAR-100's files"),
         ("wnids.txt", "Tiny ImageNet's folders"),
         ("train_data_batch_10", "ImageNet64's batches"),
+        ("test_32x32.mat", "SVHN's files"),
         ("labels.npy", "CIFAR-10-C's arrays"),
     ],
 )
@@ -277,6 +279,8 @@ def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
         open_splits("cifar11")
     with pytest.raises(ValueError, match=r"imagenet64.*train_data_batch_1"):
         open_splits("imagenet64", tmp_path)
+    with pytest.raises(ValueError, match=r"svhn.*train_32x32\.mat.*stanford"):
+        open_splits("svhn", tmp_path)
 
 
 # ------------------------------------------------------------------------------ what is there
@@ -290,7 +294,15 @@ def test_the_list_shows_what_is_there_and_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / ".half.npz.tmp").write_bytes(b"PK")
     (tmp_path / "notes.txt").write_text("hello")
     found = {each.name: each for each in list_sets(tmp_path)}
-    assert list(found) == ["cifar10", "cifar100", "tiny-imagenet", "imagenet64", "broken.npz", "mine.npz"]
+    assert list(found) == [
+        "cifar10",
+        "cifar100",
+        "tiny-imagenet",
+        "imagenet64",
+        "svhn",
+        "broken.npz",
+        "mine.npz",
+    ]
     assert found["cifar10"].words == "CIFAR-10's batches"
     assert found["cifar100"].words.endswith(f"ensbridge data get cifar100 --root {tmp_path}")
     assert found["mine.npz"].words == "50 train + 10 test images, 0 MB"

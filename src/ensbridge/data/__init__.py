@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ensbridge.data.list_datasets import list_sets as list_sets
     from ensbridge.data.loader import ImageSet as ImageSet
     from ensbridge.data.loader import as_image_set as as_image_set
+    from ensbridge.data.ood import OOD_SETS as OOD_SETS
+    from ensbridge.data.ood import ood_images as ood_images
     from ensbridge.data.reading import open_splits as open_splits
 
 _HOMES = {
@@ -48,6 +50,8 @@ _HOMES = {
     "list_sets": "list_datasets",
     "ImageSet": "loader",
     "as_image_set": "loader",
+    "OOD_SETS": "ood",
+    "ood_images": "ood",
     "open_splits": "reading",
 }
 

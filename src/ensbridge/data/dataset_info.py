@@ -26,6 +26,7 @@ class DatasetInfo:
     size: int = 0  # of the official archive, in bytes
     checksum: str = ""
     ordered: str = ""
+    by_hand: str = ""  # how to have it where it has no archive
 
     @property
     def archive(self) -> str:
@@ -36,7 +37,7 @@ class DatasetInfo:
         """How to have the set in a folder where it is not."""
         if self.url:
             return f"to get it: {command(f'data get {self.name} --root', root)}"
-        return "unpack train_data_batch_1 to _10 and val_data, from image-net.org, into its folder imagenet64"
+        return f"{self.by_hand}, into its folder {self.folder}"
 
     def check(self, splits: Splits, where: Path | str) -> None:
         """ValueError where the numbers of images, their shape or the labels are not this set's."""
@@ -111,7 +112,24 @@ DATASETS = {
             "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
             248_100_043,
         ),
-        DatasetInfo("imagenet64", "ImageNet64", "imagenet64", (1_231_167, 50_000, 50_000), (3, 64, 64), 1000),
+        DatasetInfo(
+            "imagenet64",
+            "ImageNet64",
+            "imagenet64",
+            (1_231_167, 50_000, 50_000),
+            (3, 64, 64),
+            1000,
+            by_hand="unpack train_data_batch_1 to _10 and val_data, from image-net.org for registered users",
+        ),
+        DatasetInfo(
+            "svhn",
+            "SVHN",
+            "svhn",
+            (60_012, 13_245, 26_032),
+            (3, 32, 32),
+            10,
+            by_hand="put train_32x32.mat and test_32x32.mat, from ufldl.stanford.edu/housenumbers",
+        ),
     )
 }
 
@@ -123,7 +141,8 @@ def find_dataset(name: str) -> DatasetInfo:
     (40960, 9040, 10000)
     >>> find_dataset("cifar11")
     Traceback (most recent call last):
-    ValueError: 'cifar11' is not a known set; there are: cifar10, cifar100, tiny-imagenet, imagenet64
+    ValueError: 'cifar11' is not a known set; there are: cifar10, cifar100, tiny-imagenet, imagenet64,
+    svhn
     """
     if name not in DATASETS:
         raise ValueError(f"{name!r} is not a known set; there are: {', '.join(DATASETS)}")

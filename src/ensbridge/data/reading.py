@@ -14,6 +14,7 @@ from ensbridge.data.folder import read_image_folder
 from ensbridge.data.image_io import LARGEST_FILE
 from ensbridge.data.imagenet64 import IMAGENET64, LARGEST_BATCH, read_imagenet64
 from ensbridge.data.sources import from_folder
+from ensbridge.data.svhn import FILES, read_svhn
 from ensbridge.data.tiny_imagenet import read_tiny_imagenet
 from ensbridge.utils.progress import Stage, silent
 from ensbridge.utils.text import one_line
@@ -98,6 +99,7 @@ LAYOUTS = (
     Layout(
         "CIFAR-100's files", CIFAR100.files, lambda path, _: read_cifar(from_folder(path), CIFAR100, path)
     ),
+    Layout("SVHN's files", FILES, lambda path, _: read_svhn(from_folder(path), path)),
     Layout("CIFAR-10-C's arrays", ("labels.npy",), _cifar_10_c),
 )
 

@@ -18,9 +18,17 @@ if TYPE_CHECKING:
     from ensbridge.evaluation.scores import name_rows as name_rows
     from ensbridge.evaluation.scores import read_scores as read_scores
     from ensbridge.evaluation.scores import summarise as summarise
+    from ensbridge.evaluation.uncertainty import measure_uncertainty as measure_uncertainty
+    from ensbridge.evaluation.uncertainty import score_images as score_images
 
 _SCORES = ("ModelInfo", "Row", "Scores", "Summary", "name_rows", "read_scores", "summarise")
-_HOMES = {"Choice": "choices", "predict_each": "predict", **dict.fromkeys(_SCORES, "scores")}
+_HOMES = {
+    "Choice": "choices",
+    "predict_each": "predict",
+    "measure_uncertainty": "uncertainty",
+    "score_images": "uncertainty",
+    **dict.fromkeys(_SCORES, "scores"),
+}
 
 
 def __getattr__(name: str) -> object:

@@ -15,7 +15,8 @@ from ensbridge import metrics
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.data.loader import ImageSet, as_image_set
 from ensbridge.evaluation.predict import predict, predict_by_size, predict_each
-from ensbridge.evaluation.scores import Bin, ModelInfo, Reliability, Row, Scores, find_control
+from ensbridge.evaluation.scores import Bin, Detection, ModelInfo, Reliability, Row, Scores, find_control
+from ensbridge.evaluation.uncertainty import measure_detection, measure_uncertainty
 from ensbridge.metrics.checks import checked_labels
 from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.ensemble import Ensemble
@@ -40,6 +41,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 256,
     engine: Engine | None = None,
+    ood: Mapping[str, Data | Tensor] | None = None,
 ) -> Scores:
     """Measure classifiers that return logits (B, K) on labelled images.
 
@@ -50,6 +52,11 @@ def evaluate(
     a network that was distilled. Models are run in evaluation mode. With an `engine` several processes
     share the batches; each gets the scores, which are those of one process.
 
+    `ood`, other images by the name of their set, asks what each model's uncertainty is worth, in
+    `row.uncertainty`: AURC and AUGRC, with `val` conformal prediction sets, and how well MSP, entropy, an
+    ensemble's mutual information and a bridge's disagreement with its source tell those images from the test
+    images. It takes another pass over the test images; an empty mapping takes none.
+
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
     >>> test = (torch.rand(20, 1, 2, 2), torch.arange(20) % 3)
     >>> scores = evaluate({"one": nets[0], "ensemble": Ensemble(nets)}, test)
@@ -59,7 +66,7 @@ def evaluate(
     if not models:
         raise ValueError("there are 0 models to evaluate; give at least 1")
     reference = _find_reference(models) if reference is None else reference
-    evaluator = Evaluator(reference, test, val, target, batch_size, engine, seed=seed)
+    evaluator = Evaluator(reference, test, val, target, batch_size, engine, seed=seed, ood=ood)
     rows = evaluator.measure(models, info)
     names = tuple(map(str, range(evaluator.classes)) if class_names is None else class_names)
     if len(names) != evaluator.classes:
@@ -83,6 +90,7 @@ class Evaluator:
         by_size: list[Tensor] | None = None,
         advance: Advance = ignore,
         seed: int = 0,
+        ood: Mapping[str, Data | Tensor] | None = None,
     ) -> None:
         """Run every member, unless `by_size`, the predictions of DE-1 … DE-M on the test split, is known."""
         self.reference, self.batch_size, self.engine, self.advance = reference, batch_size, engine, advance
@@ -92,6 +100,7 @@ class Evaluator:
             raise ValueError(f"target is {target}; the reference has {len(reference)} members")
         self.test, self.labels = _labelled(test, "test")
         self.val, self.val_labels = (None, None) if val is None else _labelled(val, "val")
+        self.ood = None if ood is None else _other_images(ood, self.test)
         self._check_labels(by_size)
         self.by_size = by_size or predict_by_size(reference, self.test, batch_size, engine, advance)
         self.val_by_size = (
@@ -145,17 +154,20 @@ class Evaluator:
                 raise ValueError(
                     f"{name!r} has {classes} classes, the members {self.classes}; compare models of the same"
                 )
-        temperatures = self._temperatures(others, {*ensemble_sizes.values()} - {0})
+        held_out = self._predict_validation(others, {*ensemble_sizes.values()} - {0})
+        detections = self._detect(models)
         measured = {}
         for name, model in models.items():
             ensemble_size = ensemble_sizes[name]
             log_probs = self.by_size[ensemble_size - 1] if ensemble_size else answers[name]
             nlls = metrics.nll_per_image(log_probs, self.labels)
-            temperature = temperatures.get(ensemble_size or name)
-            measured[name] = (
-                self._row(name, model, info.get(name), log_probs, nlls, ensemble_size, temperature),
-                nlls,
-            )
+            val = held_out.get(ensemble_size or name)
+            temperature = None if val is None else metrics.fit_temperature(*val)
+            row = self._row(name, model, info.get(name), log_probs, nlls, ensemble_size, temperature)
+            if detections is not None:
+                uncertainty = measure_uncertainty(log_probs, self.labels, val, self.seed)
+                row = replace(row, uncertainty=replace(uncertainty, ood=detections[name]))
+            measured[name] = row, nlls
         return measured
 
     def _row(
@@ -192,13 +204,20 @@ class Evaluator:
             reliability=reliability,
         )
 
-    def _temperatures(self, models: Mapping[str, nn.Module], sizes: set[int]) -> dict[str | int, float]:
-        """What calibrates each model, and the reference in each of the sizes; without validation nothing."""
+    def _detect(self, models: Mapping[str, nn.Module]) -> dict[str, tuple[Detection, ...]] | None:
+        if self.ood is None:
+            return None
+        return measure_detection(models, self.test, self.ood, self.batch_size, self.engine, self.advance)
+
+    def _predict_validation(
+        self, models: Mapping[str, nn.Module], sizes: set[int]
+    ) -> dict[str | int, tuple[Tensor, Tensor]]:
+        """Validation predictions and labels of each model, and of the reference in each of the sizes."""
         if self.val is None or self.val_by_size is None or self.val_labels is None:
             return {}
         answers: dict[str | int, Tensor] = {size: self.val_by_size[size - 1] for size in sizes}
         answers |= self._predict(models, self.val)
-        return {key: metrics.fit_temperature(each, self.val_labels) for key, each in answers.items()}
+        return {key: (log_probs, self.val_labels) for key, log_probs in answers.items()}
 
     def _predict(self, models: Mapping[str, nn.Module], data: ImageSet) -> dict[str, Tensor]:
         return predict_each(models, data, self.batch_size, self.engine, self.advance)
@@ -297,3 +316,16 @@ def _labelled(data: Data, name: str) -> tuple[ImageSet, Tensor]:
     if images.labels is None:
         raise ValueError(f"{name} has no labels; give (images, labels)")
     return images, images.labels
+
+
+def _other_images(ood: Mapping[str, Data | Tensor], test: ImageSet) -> dict[str, ImageSet]:
+    """Sets of other images, on the device of the test images and of their shape."""
+    sets = {name: as_image_set(images).without_labels() for name, images in ood.items()}
+    shape = tuple(test.images.shape[1:])
+    for name, images in sets.items():
+        if tuple(images.images.shape[1:]) != shape:
+            raise ValueError(
+                f"the images of {name!r} in ood have shape {tuple(images.images.shape[1:])}, the test images "
+                f"{shape}; bring them to that"
+            )
+    return {name: images.to(test.images.device) for name, images in sets.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -59,21 +59,32 @@ def predict_each(
                 )
         return torch.stack(list(answers.values()))
 
+    whole = run_in_batches(run, data, batch_size, engine, lambda images: advance(images * len(models)))
+    return dict(zip(models, whole, strict=True))
+
+
+def run_in_batches(
+    run: Callable[[Tensor], Tensor],
+    data: ImageSet,
+    batch_size: int = 256,
+    engine: Engine | None = None,
+    advance: Advance = ignore,
+) -> Tensor:
+    """What `run` makes of every batch, images in dimension 1; `advance` counts images of all processes."""
     elsewhere = len(data)  # images that other processes predict
 
     def run_and_report(images: Tensor) -> Tensor:
         nonlocal elsewhere
-        answers = run(images)
+        outputs = run(images)
         elsewhere -= len(images)
-        advance(len(images) * len(models))
-        return answers
+        advance(len(images))
+        return outputs
 
     if engine is None:
-        whole = torch.cat([run_and_report(images) for images, _ in data.batches(batch_size)], dim=1)
-    else:
-        whole = engine.in_batches(run_and_report, data, batch_size, dim=1)
-        advance(elsewhere * len(models))
-    return dict(zip(models, whole, strict=True))
+        return torch.cat([run_and_report(images) for images, _ in data.batches(batch_size)], dim=1)
+    whole = engine.in_batches(run_and_report, data, batch_size, dim=1)
+    advance(elsewhere)
+    return whole
 
 
 def predict_batch(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Tensor]:

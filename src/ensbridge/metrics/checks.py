@@ -48,3 +48,17 @@ def checked_labels(labels: Tensor, classes: int) -> Tensor:
         first = int(outside[0])
         raise ValueError(f"labels contain {first}; with {classes} classes they lie in 0..{classes - 1}")
     return labels_B
+
+
+def checked_scores(scores: Tensor) -> Tensor:
+    """Scores of images as float64 on the CPU, or a ValueError that says what is wrong with them.
+
+    >>> checked_scores(torch.tensor([0.5, math.nan]))
+    Traceback (most recent call last):
+    ValueError: scores contain nan; check the predictions that they were computed from
+    """
+    if scores.numel() == 0:
+        raise ValueError(f"scores have shape {tuple(scores.shape)}; give those of at least 1 image")
+    if scores.isnan().any():
+        raise ValueError("scores contain nan; check the predictions that they were computed from")
+    return scores.detach().cpu().double()

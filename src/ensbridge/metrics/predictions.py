@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -69,6 +70,29 @@ def standard_error(values: Tensor) -> float:
     (1.0, inf)
     """
     return values.double().std().item() / math.sqrt(len(values)) if len(values) > 1 else math.inf
+
+
+def bootstrap_error(
+    statistic: Callable[..., float], *columns: Tensor, generator: torch.Generator, resamples: int = 200
+) -> float:
+    """The standard error of a statistic of images: its deviation over resamples of them with replacement.
+
+    Columns are (…, N), images last. Those of one tensor are drawn together, those of another by themselves.
+
+    >>> draws = torch.Generator().manual_seed(0)
+    >>> values = torch.randn(400, generator=draws)
+    >>> error = bootstrap_error(lambda drawn: drawn.mean().item(), values, generator=draws)
+    >>> abs(error - standard_error(values)) < 0.01
+    True
+    """
+    values = []
+    for _ in range(resamples):
+        sizes = [column.shape[-1] for column in columns]
+        indices = [torch.randint(size, (size,), generator=generator) for size in sizes]
+        values.append(
+            statistic(*(column[..., index] for column, index in zip(columns, indices, strict=True)))
+        )
+    return torch.tensor(values, dtype=torch.float64).std().item()
 
 
 def kl_per_image(log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from markupsafe import Markup, escape
 
 from ensbridge.evaluation.scores import COLUMNS, Kind, Summary
+from ensbridge.report import uncertainty
 
 Entry = tuple[str, str, str]  # the anchor, the term, what it means
 
@@ -60,7 +61,12 @@ def glossary(summary: Summary) -> dict[str, list[Entry]]:
     methods = {group.kind for group in summary.rows}
     columns = [(column.heading, column.explain(summary)) for column in COLUMNS[1:]]
     rows = [meaning for method, meaning in _ROWS.items() if method in methods]
-    kinds = {"Columns": columns, "Rows": rows, "Other words": _WORDS}
+    kinds = {
+        "Columns": columns,
+        "Rows": rows,
+        "Uncertainty": uncertainty.terms(summary),
+        "Other words": _WORDS,
+    }
     return {
         kind: [(_anchor(term), term, meaning) for term, meaning in terms]
         for kind, terms in kinds.items()

@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from ensbridge.evaluation.scores import COLUMNS, Group, Summary, cells
-from ensbridge.report import corrupted
+from ensbridge.report import corrupted, uncertainty
 from ensbridge.report.glossary import glossary, linker
 from ensbridge.report.headline import control_sentence, headline, main_bridge
 from ensbridge.report.paper import comparison, source
@@ -56,6 +56,7 @@ def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
         paper=_paper(summary),
         paper_source=source(),
         corrupted=_corrupted(summary),
+        uncertainty=uncertainty.render(summary, environment.filters["linked"]),
         severity=_figure(severity),
         figures=[_figure(part) for part in parts],
         environments=_environments(summary),

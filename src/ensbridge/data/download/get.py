@@ -38,8 +38,7 @@ def fetch_set(
     root = Path(default_root() if root is None else root)
     if not known.url:
         raise ValueError(
-            f"{known.title} is given out to registered users only, at image-net.org; download it there by "
-            f"hand and unpack its batches into {root / known.folder}"
+            f"{known.title} is not downloaded from here; {known.by_hand}, into {root / known.folder}"
         )
     if name == "tiny-imagenet":
         pillow()

@@ -15,6 +15,7 @@ Method = Literal["DE", "ED", "EnD2", "BN", "DBN", "other"]
 Kind = Literal["DE", "ED", "EnD2", "BN", "DBN", "control", "other"]  # as tables and figures tell rows apart
 Loss = Literal["bridge", "kl"]
 Width = Literal["small", "medium"]
+ImageScore = Literal["msp", "entropy", "mutual_information", "disagreement"]  # of uncertainty
 
 MOST = 2**63 - 1  # beyond it whole numbers are no longer those of arrays
 
@@ -56,6 +57,37 @@ class Reliability:
 
     before: tuple[Bin, ...]
     after: tuple[Bin, ...] | None  # None where there was nothing to calibrate on
+
+
+@dataclass(frozen=True)
+class Detection:
+    """How well a score of uncertainty tells the images of another set from test images."""
+
+    images: Name  # the name of the set
+    score: ImageScore
+    auroc: Share
+    auroc_se: Share | None  # over images; None where there is one image alone
+    fpr95: Share
+
+
+@dataclass(frozen=True)
+class PredictionSets:
+    """Conformal prediction sets for a coverage of 1 - alpha: the coverage of the test split, and the size."""
+
+    method: Literal["lac", "aps"]
+    alpha: Share
+    coverage: Share
+    size: Size  # the mean number of classes
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """What a model's uncertainty is worth: for abstaining, for prediction sets, for finding other images."""
+
+    aurc: Share  # both by MSP
+    augrc: Share
+    sets: tuple[PredictionSets, ...] = ()  # none without a validation split
+    ood: tuple[Detection, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +149,7 @@ class Row:
     seed: Seed = 0
     nll_gain_over_control: Signed | None = None  # None where the bridge's control was not measured
     nll_gain_over_control_se: Size | None = None  # over test images, each under both models
+    uncertainty: Uncertainty | None = None  # None where it was not asked for
 
     def __post_init__(self) -> None:
         if isinstance(self.dee, str) and not re.fullmatch(r">[1-9][0-9]{0,5}", self.dee):

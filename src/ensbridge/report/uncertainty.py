@@ -1,0 +1,134 @@
+"""What models' uncertainty is worth, as a section of the page: abstaining, prediction sets, other images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from ensbridge.evaluation.scores import Group, ImageScore, Summary, Uncertainty
+from ensbridge.evaluation.scores.columns import number
+from ensbridge.evaluation.scores.over_runs import OverRuns
+
+SCORES: dict[ImageScore, str] = {
+    "msp": "MSP",
+    "entropy": "entropy",
+    "mutual_information": "MI",
+    "disagreement": "disagreement",
+}
+TERMS = {
+    "AURC": "Area under the risk-coverage curve, by MSP: the error rate of the accepted images, mean"
+    " over every share of the images that may be accepted. Lower is better.",
+    "AUGRC": "Area under the generalised risk-coverage curve, by MSP: as AURC, but of errors among all"
+    " images, so that each error weighs the same. Lower is better.",
+    "LAC": "Least ambiguous sets: conformal prediction sets of all classes that are probable enough;"
+    " they are the smallest on average.",
+    "APS": "Adaptive prediction sets: conformal sets that are larger for harder images; randomised.",
+    "coverage": "Share of the test images whose prediction set holds their label, in percent.",
+    "set size": "Mean number of classes in a prediction set. Lower is better at the same coverage.",
+    "OOD": "Out of distribution: images of a set that the model was not made for.",
+    "AUROC": "Probability that an OOD image has a higher score than a test image, in percent: 50 is"
+    " chance, 100 is best.",
+    "FPR95": "Share of the OOD images that pass where 95 % of the test images pass, in percent. Lower"
+    " is better.",
+    "MSP": "Score of uncertainty: one minus the largest probability.",
+    "entropy": "Score of uncertainty: the entropy of the prediction.",
+    "MI": "Score of uncertainty of an ensemble: mutual information, the part of its entropy that"
+    " the members disagree about.",
+    "disagreement": "Score of a bridge: total variation between the source’s prediction and the model’s. It"
+    " is not the disagreement of an ensemble’s members.",
+}
+
+
+@dataclass(frozen=True)
+class _Values(OverRuns):
+    """A number of each run, in percent or as it is."""
+
+    of_runs: tuple[float, ...]
+
+    def values(self, name: str) -> list[float]:
+        return list(self.of_runs)
+
+
+@dataclass(frozen=True)
+class UncertaintyTable:
+    """A table: blocks of columns, and a row of cells for each model."""
+
+    heading: str
+    blocks: tuple[tuple[str, tuple[str, ...]], ...]  # what a block is, and the headings of its columns
+    rows: tuple[tuple[str, tuple[str, ...]], ...]  # the model, its cells
+
+
+def tables(summary: Summary) -> tuple[UncertaintyTable, ...]:
+    """Abstaining and prediction sets, then a table for each set of other images; none where not measured."""
+    groups = [group for group in summary.rows if _measured(group)]
+    if not groups:
+        return ()
+    names = dict.fromkeys(d.images for group in groups for run in _measured(group) for d in run.ood)
+    return (_selective(groups), *(_detection(groups, name) for name in names))
+
+
+def terms(summary: Summary) -> tuple[tuple[str, str], ...]:
+    """The words of the section for the glossary; none where it is not shown."""
+    return tuple(TERMS.items()) if tables(summary) else ()
+
+
+def render(summary: Summary, link: Callable[[str], Markup]) -> Markup:
+    """The section as HTML; nothing where nothing was measured. `link` links terms to the glossary."""
+    shown = tables(summary)
+    if not shown:
+        return Markup()
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["linked"] = link
+    template = files("ensbridge.report").joinpath("uncertainty.html.j2").read_text(encoding="utf-8")
+    several = len(summary.runs) > 1
+    return Markup(environment.from_string(template).render(tables=shown, several=several))
+
+
+def _measured(group: Group) -> list[Uncertainty]:
+    return [row.uncertainty for row in group.rows if row.uncertainty is not None]
+
+
+def _selective(groups: list[Group]) -> UncertaintyTable:
+    methods = dict.fromkeys(
+        (s.method, s.alpha) for group in groups for run in _measured(group) for s in run.sets
+    )
+    blocks = [("errors that are left, ×1000", ("AURC", "AUGRC"))]
+    blocks += [
+        (f"{method.upper()} sets for {100 * (1 - alpha):g} %", ("coverage", "set size"))
+        for method, alpha in methods
+    ]
+    rows = []
+    for group in groups:
+        runs = _measured(group)
+        cells = [_cell(1000 * getattr(run, name) for run in runs) for name in ("aurc", "augrc")]
+        for kind in methods:
+            sets = [s for run in runs for s in run.sets if (s.method, s.alpha) == kind]
+            cells += [_cell(100 * s.coverage for s in sets), _cell(s.size for s in sets)]
+        rows.append((group.model, tuple(cells)))
+    return UncertaintyTable("Abstaining, and prediction sets", tuple(blocks), tuple(rows))
+
+
+def _detection(groups: list[Group], images: str) -> UncertaintyTable:
+    rows = []
+    for group in groups:
+        cells = []
+        for name in ("auroc", "fpr95"):
+            for score in SCORES:
+                detections = [d for run in _measured(group) for d in run.ood]
+                detections = [d for d in detections if (d.images, d.score) == (images, score)]
+                error = detections[0].auroc_se if name == "auroc" and len(detections) == 1 else None
+                text = _cell(100 * getattr(d, name) for d in detections)
+                cells.append(text if error is None else f"{text} ± {100 * error:.2f}")
+        rows.append((group.model, tuple(cells)))
+    names = tuple(SCORES.values())
+    return UncertaintyTable(f"OOD: {images}", (("AUROC", names), ("FPR95", names)), tuple(rows))
+
+
+def _cell(values: Iterable[float]) -> str:
+    return number("", 2)(_Values(tuple(values)))
