@@ -182,6 +182,10 @@ class Bridge(AbstractBridge):
         """Z_0, the logits (B, K) that stand in for the ensemble's."""
         return self.path(h, source_logits, generator)[-1]
 
+    def draw(self, h: Tensor, source_logits: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+        """Samples of Z_0, shape (S, B, K)."""
+        return torch.stack([self(h, source_logits, generator) for _ in range(samples)])
+
 
 class FeatureBridge(AbstractBridge):
     """The part that is kept: a network from the source's feature to logits."""

@@ -15,4 +15,10 @@ from ensbridge.methods.diffusion_bridge import DiffusionBridge as DiffusionBridg
 from ensbridge.methods.end2 import DirichletClassifier as DirichletClassifier
 from ensbridge.methods.end2 import ProxyEnD2 as ProxyEnD2
 from ensbridge.methods.ensemble_distillation import EnsembleDistillation as EnsembleDistillation
+from ensbridge.methods.flow_matching import Flow as Flow
+from ensbridge.methods.flow_matching import FlowConfig as FlowConfig
+from ensbridge.methods.flow_matching import FlowMatching as FlowMatching
+from ensbridge.methods.joint_distillation import JointDistillation as JointDistillation
+from ensbridge.methods.latent_factor import LatentFactorConfig as LatentFactorConfig
+from ensbridge.methods.latent_factor import LatentFactorDistillation as LatentFactorDistillation
 from ensbridge.methods.step_distillation import StepDistillation as StepDistillation

@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from ensbridge.bridge.bridge import Bridge, BridgeConfig
 from ensbridge.bridge.sampler import estimate_z0
 from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher, TeacherOutputs
-from ensbridge.models.ensemble import Ensemble, ensemble_logit, weights_digest
+from ensbridge.models.ensemble import Ensemble, ensemble_logit, random_member, weights_digest
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import find_module
+from ensbridge.models.sampled_ensemble import SampledEnsemble
 from ensbridge.models.score_net import ScoreNet
+
+Draw = Literal["mean", "member"]
 
 
 class DiffusionBridge(AbstractMethod):
@@ -28,7 +31,9 @@ class DiffusionBridge(AbstractMethod):
 
     `loss="bridge"` is the paper's regression on the score; `loss="kl"` trains one step directly with
     KL(ensemble ‖ bridge). `target` names members by index, all of them unless given; `target=(0,)` is the
-    control that has the source alone as its target. Labels are never used.
+    control that has the source alone as its target. With `draw="member"` Z_0 is the logit of one member,
+    drawn anew for each image and step, so that samples of the bridge stand for members; with "mean" it is
+    that of their mean prediction. Labels are never used.
 
     >>> from ensbridge.models import ResNet
     >>> members = [ResNet((1,), (8,), 3, stem=8) for _ in range(3)]
@@ -49,10 +54,16 @@ class DiffusionBridge(AbstractMethod):
         *,
         loss: Literal["bridge", "kl"] = "bridge",
         target: Sequence[int] | None = None,
+        draw: Draw = "mean",
         config: BridgeConfig | None = None,
     ) -> None:
         if loss not in ("bridge", "kl"):
             raise ValueError(f"loss is {loss!r}; it must be 'bridge' or 'kl'")
+        if draw not in get_args(Draw) or (draw == "member" and loss == "kl"):
+            raise ValueError(
+                f"draw is {draw!r} with loss={loss!r}; it must be 'mean', or 'member' with "
+                "loss='bridge', as KL trains a single deterministic step"
+            )
         if config is None:
             config = BridgeConfig(z_input=score.z_input) if isinstance(score, ScoreNet) else BridgeConfig()
         if isinstance(score, ScoreNet) and score.z_input != config.z_input:
@@ -69,7 +80,7 @@ class DiffusionBridge(AbstractMethod):
         others = [ensemble.members[index] for index in self.target if index]
         self._teachers = Ensemble([ensemble.source, *others])
         self.feature = feature
-        self.objective = loss
+        self.objective, self.draw = loss, draw
         self.bridge = self.student = Bridge(score, config, (0.0, 1.0) if loss == "kl" else None)
         self.ema = EmaRule(config.ema, config.ema_warmup, config.ema_swapped)
 
@@ -98,7 +109,8 @@ class DiffusionBridge(AbstractMethod):
                 f"the score network has {score.classes} classes and the members {outputs.logits.shape[-1]}; "
                 "build it with the members' number"
             )
-        z0 = ensemble_logit(outputs.logits if 0 in self.target else outputs.logits[1:])
+        targets = outputs.logits if 0 in self.target else outputs.logits[1:]
+        z0 = ensemble_logit(targets) if self.draw == "mean" else random_member(targets, batch.generator)
         temperature = self.bridge.draw_temperature(len(z0), z0.device, batch.generator)
         return z0, self.bridge.start(outputs.logits[0], temperature), outputs
 
@@ -117,8 +129,10 @@ class DiffusionBridge(AbstractMethod):
         other.bridge = other.student = bridge
         return other
 
-    def model(self) -> FastEnsemble:
-        """The source with the bridge."""
+    def model(self) -> FastEnsemble | SampledEnsemble:
+        """The source with the bridge, sampled several times where it carries the members' distribution."""
+        if self.draw == "member":
+            return SampledEnsemble(self.source, self.bridge, self.feature)
         return FastEnsemble.of(self)
 
     def stands_for(self) -> Sequence[nn.Module]:
@@ -140,6 +154,7 @@ class DiffusionBridge(AbstractMethod):
             "loss": self.objective,
             "feature": self.feature,
             "target": list(self.target),
+            **({"draw": self.draw} if self.draw != "mean" else {}),
             "teachers": weights_digest(self.ensemble),
             "config": asdict(self.bridge.config),
             "score": str(self.bridge.score),

@@ -52,6 +52,11 @@ class StepDistillation(AbstractMethod):
     ) -> None:
         if mode not in ("direct", "progressive"):
             raise ValueError(f"mode is {mode!r}; it must be 'direct' or 'progressive'")
+        if teacher.draw != "mean":
+            raise ValueError(
+                f"the bridge's draw is {teacher.draw!r}, whose samples need all their steps; give one with "
+                "draw='mean'"
+            )
         if not 0 <= weight <= 1:
             raise ValueError(f"weight is {weight}; it must lie in [0, 1], such as 0.5")
         if not set(times) <= set(teacher.bridge.times):
@@ -105,7 +110,7 @@ class StepDistillation(AbstractMethod):
 
     def model(self) -> FastEnsemble:
         """The source with the student."""
-        return self.distilled.model()
+        return FastEnsemble.of(self.distilled)
 
     def networks(self) -> Sequence[nn.Module]:
         """The student's score network."""

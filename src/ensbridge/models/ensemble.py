@@ -39,6 +39,19 @@ def ensemble_logit(logits: Tensor) -> Tensor:
     return log_mean - log_mean.mean(-1, keepdim=True)
 
 
+def random_member(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """For each image the centred logits of one member, drawn from (M, B, K).
+
+    >>> logits = torch.tensor([[[1.0, 3.0]], [[5.0, 5.0]]])
+    >>> random_member(logits, torch.Generator().manual_seed(0)).shape
+    torch.Size([1, 2])
+    """
+    members, images = logits.shape[:2]
+    index = torch.randint(members, (images,), generator=generator, device=logits.device)
+    drawn = logits[index, torch.arange(images, device=logits.device)]
+    return drawn - drawn.mean(-1, keepdim=True)
+
+
 def at_least_float32(logits: Tensor) -> Tensor:
     """Logits in float32, or in float64 where they are that already."""
     return logits if logits.dtype == torch.float64 else logits.float()

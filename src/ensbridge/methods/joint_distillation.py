@@ -1,0 +1,117 @@
+"""A source distilled from an ensemble and bridges beside it, all trained at the same time.
+
+Shapes: B images, K classes, M members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.bridge.bridge import Bridge
+from ensbridge.bridge.sampler import estimate_z0
+from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher
+from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit, weights_digest
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.models.features import FeatureExtractor, find_module
+
+
+class JointDistillation(AbstractMethod):
+    """Distils an ensemble into a source network and, in the same steps, into bridges that read it.
+
+    The loss is KL(ensemble ‖ source) plus KL(ensemble ‖ bridge) for each bridge. Unless `end_to_end`, bridges
+    send no gradient into the source, which learns what it would learn alone, so that several bridges can be
+    tried beside it at once. `source` and `bridges` are parts of the student with an optimiser each.
+
+    >>> from ensbridge.models import ResNet, ScoreNet
+    >>> members = [ResNet((1,), (8,), 3, stem=8) for _ in range(3)]
+    >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
+    >>> bridge = Bridge(score).one_step()
+    >>> method = JointDistillation(Ensemble(members[1:]), members[0], {"T2": bridge}, "stages.0.0")
+    >>> batch = Batch(torch.rand(4, 3, 8, 8), None, torch.Generator().manual_seed(0))
+    >>> method.loss(batch).ndim, method.model()(batch.images).shape
+    (0, torch.Size([4, 3]))
+    """
+
+    parts = ("source", "bridges")
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        source: nn.Module,
+        bridges: Mapping[str, Bridge],
+        feature: str,
+        *,
+        end_to_end: bool = False,
+        ema: EmaRule | None = None,
+    ) -> None:
+        if not bridges:
+            raise ValueError(
+                "JointDistillation was given 0 bridges; use EnsembleDistillation for a source alone"
+            )
+        find_module(source, feature)
+        self.ensemble, self.source, self.bridges = ensemble.eval(), source, dict(bridges)
+        self.feature, self.end_to_end, self.ema = feature, end_to_end, ema
+        self.student = nn.ModuleDict({"source": source, "bridges": nn.ModuleDict(self.bridges)})
+        self._extractor = FeatureExtractor(source, feature)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The sum of the source's and the bridges' KL divergences from the ensemble, mean over the batch."""
+        target = ensemble_logit(batch.member_logits(self.ensemble)).log_softmax(-1)
+        logits, h = self._extractor(batch.images)
+        logits = at_least_float32(logits)
+        losses = [_kl(target, logits)]
+        if not self.end_to_end:
+            logits, h = logits.detach(), h.detach()
+        for bridge in self.bridges.values():
+            temperature = bridge.draw_temperature(len(logits), logits.device, batch.generator)
+            z1 = bridge.start(logits, temperature)
+            z0 = estimate_z0(bridge.epsilon, bridge.schedule, z1, h, z1.new_ones(len(z1)))
+            losses.append(_kl(target, z0))
+        return torch.stack(losses).sum()
+
+    def model(self) -> FastEnsemble:
+        """The source with all bridges, whose predictions are averaged."""
+        return self.with_bridges(*self.bridges)
+
+    def with_bridges(self, *names: str) -> FastEnsemble:
+        """The source with the bridges of these names."""
+        return FastEnsemble(
+            self.source,
+            [self.bridges[name] for name in names],
+            self.feature,
+            members=len(self.ensemble),
+            source_distilled=True,
+        )
+
+    def networks(self) -> Sequence[nn.Module]:
+        """The source with its feature, and the score networks."""
+        return [self._extractor, *(bridge.score for bridge in self.bridges.values())]
+
+    def teachers(self) -> Sequence[Teacher]:
+        """The ensemble."""
+        return [(self.ensemble, None)]
+
+    def describe(self) -> dict[str, Any]:
+        """The teachers, the source's architecture and the bridges' switches."""
+        return {
+            "method": "joint_distillation",
+            "end_to_end": self.end_to_end,
+            "feature": self.feature,
+            "teachers": weights_digest(self.ensemble),
+            "source": str(self.source),
+            "bridges": {
+                name: {"config": asdict(bridge.config), "score": str(bridge.score)}
+                for name, bridge in self.bridges.items()
+            },
+            **({"ema": asdict(self.ema)} if self.ema else {}),
+        }
+
+
+def _kl(log_p: Tensor, logits: Tensor) -> Tensor:
+    """KL(p ‖ softmax(logits)), mean over the batch."""
+    return (log_p.exp() * (log_p - logits.log_softmax(-1))).sum(-1).mean()
