@@ -15,6 +15,7 @@ from ensbridge.metrics import fit_temperature, nll, nll_per_image, standard_erro
 from ensbridge.metrics.cost import count_macs
 from ensbridge.models.calibration import calibrated, fit_calibration
 from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.training.candidates import Candidate
 
 Say = Callable[[str], None]
 
@@ -35,14 +36,6 @@ class Choice:
     nll: float
     nll_se: float  # standard error over images
     chosen: bool
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A kind of model, with one for each temperature of the source among which validation chooses."""
-
-    name: str
-    models: Sequence[FastEnsemble]
 
 
 @dataclass(frozen=True)

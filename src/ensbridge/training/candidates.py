@@ -1,0 +1,223 @@
+"""What `compress` trains: bridges beside the first member, a distilled source with bridges, or both at once.
+
+Everything is trained side by side on the same batches, so that each candidate has as many passes as it would
+have alone and the members run once for all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ensbridge.bridge.bridge import Bridge, BridgeConfig
+from ensbridge.bridge.schedule import TemperatureLaw
+from ensbridge.data.loader import ImageSet
+from ensbridge.methods.base import AbstractMethod, EmaRule, JointTraining
+from ensbridge.methods.diffusion_bridge import DiffusionBridge
+from ensbridge.methods.ensemble_distillation import EnsembleDistillation
+from ensbridge.methods.joint_distillation import JointDistillation
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.models.feature_choice import FeatureChoice
+from ensbridge.training.config import FitConfig, derive_seed
+from ensbridge.training.fit import TimeBudgetExceeded, fit
+from ensbridge.training.forecast import epochs_within, with_epochs
+from ensbridge.utils.devices import device_of
+from ensbridge.utils.files import read_json
+from ensbridge.utils.progress import count_steps, progress_bars
+from ensbridge.utils.text import one_line
+
+Say = Callable[[str], None]
+Source = Literal["frozen", "distilled", "auto"]
+
+SLACK = 1.1  # by how much training may take longer than its minutes
+EMA = EmaRule(0.995)
+# By what the source's logits are divided, beside a member and beside a distilled source; where validation
+# images have no labels to choose by, the first.
+TEMPERATURES, DISTILLED_TEMPERATURES = (2.0, 4.0), (2.0, 1.5, 3.0)
+DISTILLED = "distilled"  # the name of that method
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kind of model, with one for each temperature of the source among which validation chooses."""
+
+    name: str
+    models: Sequence[FastEnsemble]
+
+
+@dataclass(frozen=True)
+class BridgePlan:
+    """What bridges read, and how many there are; each has all members as its target."""
+
+    choice: FeatureChoice
+    count: int
+
+
+@dataclass(frozen=True)
+class CandidateTraining:
+    """The training of `compress`: on which images, towards which members, and for how long."""
+
+    ensemble: Ensemble
+    data: ImageSet
+    plan: BridgePlan | None  # None where the budget leaves no room for bridges
+    config: FitConfig  # of the bridges
+    distil: FitConfig  # of the distillation
+    minutes: float | None  # None where the configurations' epochs count
+    run_dir: Path | None
+    seed: int
+    labelled: bool  # whether validation can choose among temperatures
+    quiet: bool
+    say: Say
+
+    def run(self, source: Source, student: Callable[[], nn.Module]) -> list[Candidate]:
+        """Train what `source` asks for; `student` makes the network that is distilled."""
+        if source == "frozen":
+            return self._trained(self._frozen_bridges(), None)
+        distilled = self._distillation(student())
+        try:
+            if source == "distilled":
+                return self._trained({}, distilled)
+            return [self._source(), *self._trained(self._frozen_bridges(), distilled)]
+        except FloatingPointError as error:
+            if source == "distilled":
+                raise ValueError(
+                    f"the distillation failed ({one_line(error)}); give a distil_lr below "
+                    f"{self.distil.lr:g}, or source='frozen'"
+                ) from error
+            self.say(f"the distillation failed ({one_line(error)}), so bridges are trained without it")
+            alone = replace(self, run_dir=self._folder("without-distillation"))
+            return [self._source(), *(alone.run("frozen", student) if self.plan else [])]
+
+    def _source(self) -> Candidate:
+        return Candidate("source", [FastEnsemble(self.ensemble.source)])
+
+    def _trained(
+        self,
+        bridges: Mapping[str, DiffusionBridge],
+        distilled: JointDistillation | EnsembleDistillation | None,
+    ) -> list[Candidate]:
+        """Train bridges beside the first member and a distillation, whichever there are, side by side."""
+        methods: dict[str, AbstractMethod] = {**bridges}
+        configs = dict.fromkeys(methods, self.config)
+        if distilled is not None:
+            methods[DISTILLED] = distilled
+            configs |= {
+                f"{DISTILLED}.{part}".rstrip("."): self.config if part == "bridges" else self.distil
+                for part in distilled.parts
+            }
+        if not methods:
+            return [self._source()]
+        self._fit(methods, configs)
+        candidates = [Candidate("source + bridges", _by_temperature(bridges))] if bridges else []
+        if isinstance(distilled, EnsembleDistillation):
+            candidates.append(Candidate("distilled", [self._alone(distilled.student)]))
+        elif distilled is not None:
+            groups = _group_by_temperature(distilled.bridges)
+            bridged = [distilled.with_bridges(*names) for names in groups.values()]
+            candidates.append(Candidate("distilled", [self._alone(distilled.source)]))
+            candidates.append(Candidate("distilled + bridges", bridged))
+        return candidates
+
+    def _alone(self, student: nn.Module) -> FastEnsemble:
+        return FastEnsemble(student, members=len(self.ensemble), source_distilled=True)
+
+    def _frozen_bridges(self) -> dict[str, DiffusionBridge]:
+        """Untrained bridges beside the first member, by temperature and number."""
+        if self.plan is None:
+            return {}
+        feature = self.plan.choice.feature
+        return {
+            name: DiffusionBridge(self.ensemble, bridge.score, feature, loss="kl", config=bridge.config)
+            for name, bridge in self._bridges(TEMPERATURES, self.plan).items()
+        }
+
+    def _distillation(self, student: nn.Module) -> JointDistillation | EnsembleDistillation:
+        if self.plan is None:
+            return EnsembleDistillation(self.ensemble, student, tau=1.0, ema=EMA)
+        bridges = self._bridges(DISTILLED_TEMPERATURES, self.plan)
+        return JointDistillation(self.ensemble, student, bridges, self.plan.choice.feature, ema=EMA)
+
+    def _bridges(self, temperatures: Sequence[float], plan: BridgePlan) -> dict[str, Bridge]:
+        """Untrained bridges whose weights depend on the seed and their number alone."""
+        bridges: dict[str, Bridge] = {}
+        for base in temperatures if self.labelled else temperatures[:1]:
+            config = BridgeConfig(temperature=TemperatureLaw(base=base), ema=EMA.decay)
+            for number in range(plan.count):
+                score = _reset(plan.choice.score, derive_seed(self.seed, "score", number))
+                name = f"T{base:g}-{number}".replace(".", "_")  # a name holds no dot
+                bridges[name] = Bridge(score.to(device_of(self.ensemble.source)), config, (0.0, 1.0))
+        return bridges
+
+    def _folder(self, name: str) -> Path | None:
+        return None if self.run_dir is None else self.run_dir / name
+
+    def _fit(self, methods: Mapping[str, AbstractMethod], configs: Mapping[str, FitConfig]) -> None:
+        """Train; where there are minutes, these decide the epochs and how long it may take at most."""
+        deadline, minutes, data, folder = None, self.minutes, self.data, self.run_dir
+        same = set(configs.values()) == {self.config}
+        config = self.config if same else dict(configs)
+        if minutes is not None:
+            begun = _epochs_begun(folder)
+            epochs = begun or epochs_within(minutes, methods, data, config)
+            config = with_epochs(config, epochs)
+            length = f"{epochs:g} epochs on the {data.images.device}"
+            allowed = f"{minutes:g} minute{'' if minutes == 1 else 's'}"
+            if begun is None:
+                self.say(f"training for {length}, about {allowed}")
+            else:
+                self.say(f"resuming a training of {length}, for {allowed} at most")
+            deadline = time.monotonic() + 60 * SLACK * minutes
+        first = config if isinstance(config, FitConfig) else next(iter(config.values()))
+        with progress_bars(self.quiet) as bars:
+            progress = count_steps(bars.stage("training", first.total_steps(len(data))))
+            try:
+                fit(JointTraining(methods), data, config, folder, progress, deadline=deadline)
+            except TimeBudgetExceeded as late:
+                remedy = "give more max_minutes" if folder is None else "repeat the call to resume"
+                self.say(f"time is up and {late}, so that the model is as trained so far; {remedy}")
+
+
+def _group_by_temperature(bridges: Mapping[str, Bridge]) -> dict[float, list[str]]:
+    groups: dict[float, list[str]] = {}
+    for name, bridge in bridges.items():
+        groups.setdefault(bridge.config.temperature.base, []).append(name)
+    return groups
+
+
+def _by_temperature(methods: Mapping[str, DiffusionBridge]) -> list[FastEnsemble]:
+    """The models that trained bridges make with the source they share, one for each temperature of it."""
+    groups = _group_by_temperature({name: method.bridge for name, method in methods.items()})
+    return [FastEnsemble.of(*(methods[name] for name in names)) for names in groups.values()]
+
+
+def _reset(score: nn.Module, seed: int) -> nn.Module:
+    """A copy of a score network with new weights."""
+    score = copy.deepcopy(score)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in score.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
+    return score
+
+
+def _epochs_begun(folder: Path | None) -> float | None:
+    """The length of a run that was begun in a folder, so that it can resume; None where there is none."""
+    config = None if folder is None else folder / "config.json"
+    if config is None or not config.exists():
+        return None
+    try:
+        settings = read_json(config)["fit"]
+        if "epochs" not in settings:  # a configuration for each method, all of the same length
+            settings = next(iter(settings.values()))
+        return float(settings["epochs"])
+    except (KeyError, TypeError, AttributeError, StopIteration, OverflowError) as error:
+        raise ValueError(f"{config} is not of a run of compress; choose another folder") from error
