@@ -22,16 +22,18 @@ def data(summary: Summary) -> Data | None:
     names = dict.fromkeys(curve.name for run in summary.runs for curve in run.curves if curve.images)
     if not names:
         return None
-    found = [[c for run in summary.runs for c in run.curves if c.name == name and c.images] for name in names]
-    return {"dataset": summary.dataset, "seeds": list(summary.seeds), "curves": list(map(_curve, found))}
+    by_name = [
+        [c for run in summary.runs for c in run.curves if c.name == name and c.images] for name in names
+    ]
+    return {"dataset": summary.dataset, "seeds": list(summary.seeds), "curves": list(map(_curve, by_name))}
 
 
 def describe(data: Data) -> str:
     """List where each loss begins and ends."""
     return " ".join(
-        f"{each['name']}: from {each['mean'][0]:.3g} to {each['mean'][-1]:.3g}"
-        f" over {each['images'][-1]:,} images."
-        for each in data["curves"]
+        f"{curve['name']}: from {curve['mean'][0]:.3g} to {curve['mean'][-1]:.3g}"
+        f" over {curve['images'][-1]:,} images."
+        for curve in data["curves"]
     )
 
 
