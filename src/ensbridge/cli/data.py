@@ -34,8 +34,8 @@ def get(
     from ensbridge.data import fetch_set
 
     with progress_bars(quiet) as bars:
-        place = fetch_set(name, root, bars.stage, tell=tell)
-    say(f"{place} holds {name}, verified. To see what is there: {command('data list --root', root)}")
+        path = fetch_set(name, root, bars.stage, tell=tell)
+    say(f"{path} holds {name}, verified. To see what is there: {command('data list --root', root)}")
 
 
 @data.command("list")
@@ -51,12 +51,12 @@ def list_(
     from ensbridge.data import list_sets
 
     with progress_bars(quiet) as bars:
-        found = list_sets(root, check, bars.stage)
-    wide = max(len(each.name) for each in found)
-    for each in found:
-        place = f"{each.place}: " if each.place and each.sound else ""
-        say(f"{each.name:<{wide}}  {place}{each.words}")
-    if any(not each.sound for each in found):
+        sets = list_sets(root, check, bars.stage)
+    wide = max(len(dataset.name) for dataset in sets)
+    for dataset in sets:
+        prefix = f"{dataset.place}: " if dataset.place and dataset.sound else ""
+        say(f"{dataset.name:<{wide}}  {prefix}{dataset.words}")
+    if any(not dataset.sound for dataset in sets):
         raise SystemExit(1)
 
 

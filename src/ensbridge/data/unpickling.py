@@ -47,7 +47,7 @@ def read_pickle(content: bytes, where: str) -> dict[str, Any]:
         raise ValueError(f"{where} is cut short or damaged ({one_line(error)}); get it again") from error
     if not isinstance(value, dict):
         raise ValueError(f"{where} holds a {type(value).__name__}, not a dictionary; get it again")
-    return {key if isinstance(key, str) else key.decode("latin1"): each for key, each in value.items()}
+    return {key if isinstance(key, str) else key.decode("latin1"): item for key, item in value.items()}
 
 
 class _Name:
@@ -275,9 +275,9 @@ def _plain(value: object, seen: dict[int, Any] | None = None, depth: int = 0) ->
     if id(value) in seen:
         return seen[id(value)]
     if isinstance(value, list | tuple):
-        made: Any = [_plain(each, seen, depth + 1) for each in value]
+        made: Any = [_plain(item, seen, depth + 1) for item in value]
     elif isinstance(value, dict):
-        made = {key: _plain(each, seen, depth + 1) for key, each in value.items()}
+        made = {key: _plain(item, seen, depth + 1) for key, item in value.items()}
     else:
         raise _Refused("holds something that is no array, list, number or string")
     return seen.setdefault(id(value), made)

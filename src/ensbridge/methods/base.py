@@ -63,7 +63,9 @@ class Batch:
         if not {None, *features} <= seen.keys():
             names = self.feature_names.get(network, features)
             # Each has images of its own: a network may well work in place.
-            run = self.runners.get(network, lambda own: forward_with_features(network, own.clone(), *names))
+            run = self.runners.get(
+                network, lambda batch: forward_with_features(network, batch.clone(), *names)
+            )
             with torch.no_grad():
                 outputs = run(images)
             seen.update(zip((None, *names), outputs, strict=True))

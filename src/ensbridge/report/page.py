@@ -102,4 +102,4 @@ def _environments(summary: Summary) -> list[tuple[str, str]]:
     """What the runs were made with, each value once; those that differ say so side by side."""
     keys = dict.fromkeys(key for run in summary.runs for key in run.environment)
     values = {key: dict.fromkeys(run.environment.get(key, "–") for run in summary.runs) for key in keys}
-    return [(key, " · ".join(found)) for key, found in values.items()]
+    return [(key, " · ".join(texts)) for key, texts in values.items()]

@@ -237,16 +237,16 @@ def _table(
         return Table(runtime, len(images), 0, 0, (), str(error))
     calls = {name: runner.call for name, runner in runners.items()}
     own_clock = {} if clock is None else {"clock": clock}
-    found = time_rounds(
+    timings = time_rounds(
         calls, rounds, seconds, advance=begin(f"{words}: time", rounds, "rounds"), **own_clock
     )
     rows = []
-    for name, times in found.times.items():
+    for name, times in timings.times.items():
         middle, low, high = (quantile(times, share) for share in (0.5, *SPREAD))
-        ratio = None if name == ONE else ratio_of(times, found.times[ONE])
+        ratio = None if name == ONE else ratio_of(times, timings.times[ONE])
         memory = _told(runners[name].memory, images.device)
         rows.append(Row(name, *costs[name], *memory, middle, low, high, ratio))
-    return Table(runtime, len(images), len(found.times[ONE]), found.calls, tuple(rows))
+    return Table(runtime, len(images), len(timings.times[ONE]), timings.calls, tuple(rows))
 
 
 def _told(memory: int | None, device: torch.device) -> tuple[int | None, int | None]:

@@ -67,7 +67,7 @@ def time_rounds(
                 if fastest < SHORT:
                     models[name]()
                 taken[name].append(one(name))
-        for name, own in taken.items():
-            times[name].append(min(own))
+        for name, durations in taken.items():
+            times[name].append(min(durations))
         advance(1)
     return Rounds(times, calls)

@@ -51,7 +51,7 @@ def for_file(svg: str, name: str, words: Words) -> str:
 
 def _clean(svg: str, name: str, words: Words) -> Element:
     root = ElementTree.fromstring(svg)  # drops comments and the document type
-    for child in [each for each in root if each.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}defs")]:
+    for child in [node for node in root if node.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}defs")]:
         # A style for "*" would reach the whole page; the page says the same for figures alone.
         if child.tag.endswith("metadata") or child.find(f"{{{_SVG}}}style") is not None:
             root.remove(child)
@@ -80,14 +80,17 @@ def _style(style: str, colours: dict[str, str], font: str | None) -> str:
     """Rewrite a style: colours by `colours`, the font by `font` or, without one, left to the page."""
     kept = []
     for part in style.split(";"):
-        key, _, value = (each.strip() for each in part.partition(":"))
+        key, _, value = (text.strip() for text in part.partition(":"))
         if key == "font-family":
             if font is not None:
                 kept.append(f"font-family: {font}")
         elif key == "font":  # the shorthand: "600 13px 'DejaVu Sans', …"
-            found = re.search(r"(?:(\w+) )?([\d.]+px)", value)
-            assert found is not None, value
-            kept += [f"font-size: {found[2]}", *([f"font-weight: {found[1]}"] if found[1] else [])]
+            font_match = re.search(r"(?:(\w+) )?([\d.]+px)", value)
+            assert font_match is not None, value
+            kept += [
+                f"font-size: {font_match[2]}",
+                *([f"font-weight: {font_match[1]}"] if font_match[1] else []),
+            ]
             kept += [f"font-family: {font}"] if font is not None else []
         elif key:
             kept.append(f"{key}: {colours.get(value, value)}")
