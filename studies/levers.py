@@ -58,8 +58,8 @@ def source_spec(recipe: Recipe, name: str, bridges: tuple[str, ...], fit: eb.Fit
 
     def make(run: Run) -> DistilledSource:
         assert run.members is not None
-        own = {label: bridge(run, label) for label in bridges}
-        return DistilledSource(run.members, network(run, recipe), own, joint=name != "ed5")
+        by_label = {label: bridge(run, label) for label in bridges}
+        return DistilledSource(run.members, network(run, recipe), by_label, joint=name != "ed5")
 
     return MethodSpec(name, make, fit, {"source": by_sgd(fit), "bridges": fit})
 
@@ -84,7 +84,7 @@ def by_sgd(fit: eb.FitConfig) -> eb.FitConfig:
 def models_of(recipe: Recipe, folder: str, name: str, bridges: tuple[str, ...]) -> list[TableModel]:
     """What can be made of a method: the source, each bridge, each averaged with the source."""
     info = eb.evaluation.ModelInfo("other", 5)
-    found = [TableModel(info, (folder,), lambda run: run.methods(folder)[name].model(), name=name)]
+    models = [TableModel(info, (folder,), lambda run: run.methods(folder)[name].model(), name=name)]
     several = {label: pair for label, pair in PAIRS.items() if {*pair} <= {*bridges}}
     for label, chosen in ({label: (label,) for label in bridges} | several).items():
         for average, words in ((False, ""), (True, f", mean with {name}")):
@@ -94,8 +94,8 @@ def models_of(recipe: Recipe, folder: str, name: str, bridges: tuple[str, ...]) 
                 assert isinstance(method, DistilledSource)
                 return method.with_bridges(chosen, recipe.feature, average)
 
-            found.append(TableModel(info, (folder,), make, name=f"{name} + {label}{words}"))
-    return found
+            models.append(TableModel(info, (folder,), make, name=f"{name} + {label}{words}"))
+    return models
 
 
 def experiment_of(
@@ -103,7 +103,9 @@ def experiment_of(
 ) -> Experiment:
     """Everything that is trained on the same inputs."""
     specs = {name: source_spec(recipe, name, bridges, fit) for name, bridges in methods.items()}
-    models = [each for name, bridges in methods.items() for each in models_of(recipe, folder, name, bridges)]
+    models = [
+        model for name, bridges in methods.items() for model in models_of(recipe, folder, name, bridges)
+    ]
     if with_ed3:
         specs["ed3"] = student_spec(recipe, fit)
         models += models_of(recipe, folder, "ed3", ())
