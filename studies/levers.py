@@ -18,16 +18,35 @@ A bridge's prediction is given alone and averaged with that of its source. The t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 import ensbridge as eb
 from common import at_temperature, begin, fit_config, parser
-from distilled_source import EMA, DistilledSource, PlainScore
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
 
+
+class PlainScore(nn.Module):
+    """Three residual blocks of the source's own kind on its feature; no time and no Z_t go in."""
+
+    def __init__(self, classes: int = 10, channels: int = 32, widths: Sequence[int] = (64, 112, 112)) -> None:
+        super().__init__()
+        strides, inputs = (2, 2, 1), (channels, *widths)
+        parts = zip(inputs, widths, strides, strict=False)
+        self.blocks = nn.Sequential(*(eb.models.BasicBlock(*part, bias=True) for part in parts))
+        self.head = nn.Linear(widths[-1], classes)
+        self.apply(eb.models.initialise)
+        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+    def forward(self, h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
+        """What a score network gives, from the feature alone."""
+        return self.head(self.blocks(h).mean((2, 3)))
+
+
+EMA = 0.9995
 HALF_STAGES = [(1, 32, 1, 2), (3, 48, 1, 2), (3, 64, 2, 1), (3, 96, 1, 1), (3, 128, 1, 1)]
 PAIRS = {"two halves": ("half-a", "half-b"), "two": ("T2", "T2b")}
 INFINITE = 1e6  # a temperature at which nothing is left of the source's logits
@@ -42,13 +61,6 @@ BESIDE = {"ed5": ("T2", "Tinf", "plain", "half-a", "half-b"), "joint": ("T2",)}
 JOINT = {"joint-T1": ("T1",), "joint-T4": ("T4",), "joint-two": ("T2", "T2b")}
 
 
-def network(run: Run, recipe: Recipe) -> eb.models.ResNet:
-    """A fresh network, the same for all."""
-    net = run.build(recipe.member, "student")
-    assert isinstance(net, eb.models.ResNet)
-    return net
-
-
 def source_spec(recipe: Recipe, name: str, bridges: tuple[str, ...], fit: eb.FitConfig) -> MethodSpec:
     """A network by SGD with bridges by Adam."""
 
@@ -56,10 +68,12 @@ def source_spec(recipe: Recipe, name: str, bridges: tuple[str, ...], fit: eb.Fit
         score = run.build(SCORES.get(label, lambda: recipe.score("none")), "score", label)
         return eb.methods.Bridge(score, at_temperature(BASES.get(label, 2.0), EMA), (0.0, 1.0))
 
-    def make(run: Run) -> DistilledSource:
+    def make(run: Run) -> eb.methods.JointDistillation:
         assert run.members is not None
         by_label = {label: bridge(run, label) for label in bridges}
-        return DistilledSource(run.members, network(run, recipe), by_label, joint=name != "ed5")
+        options = {"end_to_end": name != "ed5", "ema": eb.methods.EmaRule(EMA)}
+        source = run.build(recipe.member, "student")
+        return eb.methods.JointDistillation(run.members, source, by_label, recipe.feature, **options)
 
     return MethodSpec(name, make, fit, {"source": by_sgd(fit), "bridges": fit})
 
@@ -69,7 +83,9 @@ def student_spec(recipe: Recipe, fit: eb.FitConfig) -> MethodSpec:
 
     def make(run: Run) -> eb.methods.EnsembleDistillation:
         assert run.members is not None
-        student = eb.methods.EnsembleDistillation(run.members.first(3), network(run, recipe), tau=1.0)
+        student = eb.methods.EnsembleDistillation(
+            run.members.first(3), run.build(recipe.member, "student"), tau=1.0
+        )
         student.ema = eb.methods.EmaRule(EMA)
         return student
 
@@ -81,20 +97,27 @@ def by_sgd(fit: eb.FitConfig) -> eb.FitConfig:
     return replace(fit, optimizer="sgd", lr=0.2, weight_decay=5e-4, warmup_steps=200)
 
 
-def models_of(recipe: Recipe, folder: str, name: str, bridges: tuple[str, ...]) -> list[TableModel]:
+def models_of(folder: str, name: str, bridges: tuple[str, ...]) -> list[TableModel]:
     """What can be made of a method: the source, each bridge, each averaged with the source."""
     info = eb.evaluation.ModelInfo("other", 5)
-    models = [TableModel(info, (folder,), lambda run: run.methods(folder)[name].model(), name=name)]
+
+    def model(label: str, chosen: tuple[str, ...] = (), average: bool = False) -> TableModel:
+        def make(run: Run) -> nn.Module:
+            method = run.methods(folder)[name]
+            if not isinstance(method, eb.methods.JointDistillation):
+                return method.model()
+            parts = [method.bridges[bridge] for bridge in chosen]
+            if not parts:
+                return method.source
+            return eb.FastEnsemble(method.source, parts, method.feature, average_source=average)
+
+        return TableModel(info, (folder,), make, name=label)
+
     several = {label: pair for label, pair in PAIRS.items() if {*pair} <= {*bridges}}
+    models = [model(name)]
     for label, chosen in ({label: (label,) for label in bridges} | several).items():
-        for average, words in ((False, ""), (True, f", mean with {name}")):
-
-            def make(run: Run, chosen: tuple[str, ...] = chosen, average: bool = average) -> nn.Module:
-                method = run.methods(folder)[name]
-                assert isinstance(method, DistilledSource)
-                return method.with_bridges(chosen, recipe.feature, average)
-
-            models.append(TableModel(info, (folder,), make, name=f"{name} + {label}{words}"))
+        models.append(model(f"{name} + {label}", chosen))
+        models.append(model(f"{name} + {label}, mean with {name}", chosen, average=True))
     return models
 
 
@@ -103,12 +126,10 @@ def experiment_of(
 ) -> Experiment:
     """Everything that is trained on the same inputs."""
     specs = {name: source_spec(recipe, name, bridges, fit) for name, bridges in methods.items()}
-    models = [
-        model for name, bridges in methods.items() for model in models_of(recipe, folder, name, bridges)
-    ]
+    models = [model for name, bridges in methods.items() for model in models_of(folder, name, bridges)]
     if with_ed3:
         specs["ed3"] = student_spec(recipe, fit)
-        models += models_of(recipe, folder, "ed3", ())
+        models += models_of(folder, "ed3", ())
     return Experiment((Job(folder, folder, specs),), tuple(models), {})
 
 
