@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ensbridge.data.checks import channels_first, few, hold_out_last, image_set, join
+from ensbridge.data.checks import channels_first, hold_out_last, image_set, join
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.npy import open_npy
 from ensbridge.data.sources import Read
-from ensbridge.data.unpickling import read_pickle
+from ensbridge.data.unpickling import read_batch
 from ensbridge.utils.files import read_json
 
 
@@ -60,17 +60,9 @@ def _batch(
     read: Read, name: str, size: int, layout: CifarLayout, where: Path | str, role: tuple[str, int]
 ) -> ImageSet:
     path = f"{where}/{name}"
-    content = read_pickle(read(name), path)
-    for key in ("data", layout.labels):
-        if key not in content:
-            has = few(content)
-            raise ValueError(f"{path} has no {key!r} (it has: {has}); it is no file of {layout.title}")
-    _is_what_its_name_says(content.get("batch_label"), role, path)
-    data = content["data"]
-    if not isinstance(data, np.ndarray) or data.shape != (size, 3072):
-        what = f"data of shape {data.shape}" if isinstance(data, np.ndarray) else "data that is no array"
-        raise ValueError(f"{path} has {what}; {layout.title}'s is ({size}, 3072)")
-    return image_set(data.reshape(size, 3, 32, 32), content[layout.labels], path, layout.classes)
+    batch = read_batch(read(name), layout.labels, 3072, path, layout.title, size)
+    _is_what_its_name_says(batch.get("batch_label"), role, path)
+    return image_set(batch["data"].reshape(size, 3, 32, 32), batch[layout.labels], path, layout.classes)
 
 
 def _is_what_its_name_says(said: Any, role: tuple[str, int], path: str) -> None:

@@ -88,6 +88,11 @@ def feature_names_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, 
     return feature_names
 
 
+def kl_loss(log_p: Tensor, logits: Tensor) -> Tensor:
+    """KL(p ‖ softmax(logits)), mean over the batch."""
+    return (log_p.exp() * (log_p - logits.log_softmax(-1))).sum(-1).mean()
+
+
 @dataclass(frozen=True)
 class EmaRule:
     """How a student's averaged weights follow its weights: average ← decay·average + (1 - decay)·weights.
