@@ -62,7 +62,7 @@ def bench(
     if "onnxruntime" in (runtime or ()):
         need("export")
     from ensbridge.deploy.benchmark import bench_folder
-    from ensbridge.deploy.benchmark.words import headline, rich_costs, rich_table
+    from ensbridge.deploy.benchmark.text import headline, rich_costs, rich_table
     from ensbridge.deploy.export import parse_shape
     from ensbridge.utils.devices import find_device
 

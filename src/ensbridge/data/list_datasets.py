@@ -13,7 +13,7 @@ from ensbridge.data.reading import find, layout_of, open_path
 from ensbridge.utils.progress import Stage, silent
 
 
-class Found(NamedTuple):
+class ListedSet(NamedTuple):
     """A set, where it lies (None: nowhere), and what can be said of it."""
 
     name: str
@@ -22,7 +22,7 @@ class Found(NamedTuple):
     sound: bool = True
 
 
-def list_sets(root: Path | str, check: bool = False, stage: Stage = silent) -> list[Found]:
+def list_sets(root: Path | str, check: bool = False, stage: Stage = silent) -> list[ListedSet]:
     """The known sets, there or not, then what else lies in `root`; `check` reads each and verifies it."""
     root = Path(root)
     if root.exists() and not root.is_dir():
@@ -37,14 +37,14 @@ def list_sets(root: Path | str, check: bool = False, stage: Stage = silent) -> l
     return sets
 
 
-def _describe(name: str, path: Path | None, root: Path, check: bool, stage: Stage) -> Found:
+def _describe(name: str, path: Path | None, root: Path, check: bool, stage: Stage) -> ListedSet:
     known = DATASETS.get(name)
     if path is None:
-        return Found(name, None, f"not there; {known.remedy(root)}" if known else "not there")
+        return ListedSet(name, None, f"not there; {known.remedy(root)}" if known else "not there")
     try:
-        return Found(name, path, _checked(known, path, stage) if check else _glance(path))
+        return ListedSet(name, path, _checked(known, path, stage) if check else _glance(path))
     except ValueError as error:
-        return Found(name, path, str(error), sound=False)
+        return ListedSet(name, path, str(error), sound=False)
 
 
 def _glance(path: Path) -> str:

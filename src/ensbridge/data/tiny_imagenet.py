@@ -48,7 +48,7 @@ def read_tiny_imagenet(
         )
     advance = stage("reading", layout.classes * layout.per_class + layout.test, "images")
 
-    def pictures(files: Sequence[tuple[str, int]]) -> ImageSet:
+    def read_images(files: Sequence[tuple[str, int]]) -> ImageSet:
         images = np.empty((len(files), 3, layout.size, layout.size), np.uint8)
         for number, (name, _) in enumerate(files):
             pixels = decode(read(name), f"{where}/{name}")
@@ -67,7 +67,7 @@ def read_tiny_imagenet(
         [(f"train/{name}/images/{name}_{i}.JPEG", label) for label, name in enumerate(names) for i in numbers]
         for numbers in ranges
     )
-    return Splits(pictures(train), pictures(val), pictures(_test(read, names, where, layout)))
+    return Splits(read_images(train), read_images(val), read_images(_test(read, names, where, layout)))
 
 
 def _test(read: Read, names: Sequence[str], where: Path | str, layout: TinyLayout) -> list[tuple[str, int]]:

@@ -309,7 +309,7 @@ def read_plan(out: Path) -> tuple[Plan, int]:
 
 def _settings(plan: Plan, recipe: Recipe) -> dict[str, Any]:
     """What runs that are averaged have in common."""
-    return plan.words() | {"digest": _digest(describe(recipe))}
+    return plan.settings() | {"digest": _digest(describe(recipe))}
 
 
 def _digest(description: dict[str, Any]) -> str:

@@ -81,18 +81,18 @@ def _measure(
 ) -> tuple[Scores, dict[str, Tensor]]:
     """Scores and log-probabilities of the ensembles and of the models on a part of the data."""
     evaluator = Evaluator(reference, held, run.data.val, recipe.target, batch_size=500, seed=run.seed)
-    answers = predict_each(models.models, held, 500)
+    predictions = predict_each(models.models, held, 500)
     ensembles = reference.by_size()
     scores = Scores(
         dataset=recipe.name if part == "test" else f"{recipe.name} {part}",
         seed=run.seed,
         class_names=recipe.class_names,
         environment=environment(run.device),
-        rows=evaluator.measure(ensembles) + evaluator.measure(models.models, models.info, answers),
+        rows=evaluator.measure(ensembles) + evaluator.measure(models.models, models.info, predictions),
         target=recipe.target,
         curves=run.curves(),
     )
-    log_probs = dict(zip(ensembles, evaluator.by_size, strict=True)) | answers
+    log_probs = dict(zip(ensembles, evaluator.by_size, strict=True)) | predictions
     return scores, {name: values.cpu() for name, values in log_probs.items()}
 
 

@@ -141,8 +141,8 @@ def bench(
     >>> from ensbridge.models import TokenScore
     >>> source = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> fast = FastEnsemble(source, [Bridge(TokenScore(3, 8, 8)).one_step()], feature="1", members=3)
-    >>> found = bench(fast, torch.rand(1, 1, 4, 4), runtimes=["eager"], batches=[2], threads=1, rounds=1)
-    >>> [row.model for row in found.tables[0].rows], found.tables[0].rows[1].ratio.reason
+    >>> result = bench(fast, torch.rand(1, 1, 4, 4), runtimes=["eager"], batches=[2], threads=1, rounds=1)
+    >>> [row.model for row in result.tables[0].rows], result.tables[0].rows[1].ratio.reason
     (['one member', 'source + bridge', 'DE-2', 'DE-3'], '1 round: too few; give at least 6')
     """
     _check(fast, image, runtimes, batches, rounds, seconds)

@@ -12,7 +12,7 @@ from typing import Any
 from ensbridge.evaluation.scores import Summary
 from ensbridge.report.figures import curves, front, members, reliability, severity, transition
 from ensbridge.report.figures.sheet import NARROW, WIDE, Sheet, drawing
-from ensbridge.report.figures.svg import Words, for_file, for_page
+from ensbridge.report.figures.svg import AltText, for_file, for_page
 
 Data = dict[str, Any]
 
@@ -82,12 +82,12 @@ def draw(plot: Plot, data: Data) -> Drawn:
     with drawing():
         wide, narrow = plot.draw(data, WIDE), plot.draw(data, NARROW)
         drawn, small = wide.svg(), narrow.svg()
-        words = Words(title, description, wide.hover)
+        words = AltText(title, description, wide.hover)
         return Drawn(
             plot,
             data,
             wide=for_page(drawn, f"{plot.name}-wide", words),
-            narrow=for_page(small, f"{plot.name}-narrow", Words(title, description, narrow.hover)),
+            narrow=for_page(small, f"{plot.name}-narrow", AltText(title, description, narrow.hover)),
             svg=for_file(drawn, plot.name, words),
             png=wide.png(),
         )

@@ -17,7 +17,7 @@ _INSIDE = re.compile(r"url\(#([^)]+)\)")
 
 
 @dataclass(frozen=True)
-class Words:
+class AltText:
     """What a drawing says to a reader who does not see it, and on hovering over a mark."""
 
     title: str
@@ -25,7 +25,7 @@ class Words:
     hover: dict[str, str]  # by the mark's id
 
 
-def for_page(svg: str, name: str, words: Words) -> str:
+def for_page(svg: str, name: str, words: AltText) -> str:
     """Return the drawing for the page: colours as its variables, ids that begin with `name`, no size."""
     root = _clean(svg, name, words)
     del root.attrib["width"], root.attrib["height"]
@@ -37,7 +37,7 @@ def for_page(svg: str, name: str, words: Words) -> str:
     return _text(root)
 
 
-def for_file(svg: str, name: str, words: Words) -> str:
+def for_file(svg: str, name: str, words: AltText) -> str:
     """Return the drawing as a file of its own, in the light colours."""
     root = _clean(svg, name, words)
     for node in root.iter():
@@ -49,7 +49,7 @@ def for_file(svg: str, name: str, words: Words) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + _text(root) + "\n"
 
 
-def _clean(svg: str, name: str, words: Words) -> Element:
+def _clean(svg: str, name: str, words: AltText) -> Element:
     root = ElementTree.fromstring(svg)  # drops comments and the document type
     for child in [node for node in root if node.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}defs")]:
         # A style for "*" would reach the whole page; the page says the same for figures alone.
