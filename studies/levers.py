@@ -19,14 +19,19 @@ A bridge's prediction is given alone and averaged with that of its source. The t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 import ensbridge as eb
-from common import at_temperature, begin, fit_config, parser
+from common import EMA, at_temperature, begin, by_sgd, fit_config, fresh_network, parser
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
+from ensbridge.methods import JointDistillation
+
+HALF_STAGES = [(1, 32, 1, 2), (3, 48, 1, 2), (3, 64, 2, 1), (3, 96, 1, 1), (3, 128, 1, 1)]
+PAIRS = {"two halves": ("half-a", "half-b"), "two": ("T2", "T2b")}
+INFINITE = 1e6  # a temperature at which nothing is left of the source's logits
+BASES = {"T1": 1.0, "T4": 4.0, "Tinf": INFINITE}  # of bridges; others have 2
 
 
 class PlainScore(nn.Module):
@@ -46,11 +51,6 @@ class PlainScore(nn.Module):
         return self.head(self.blocks(h).mean((2, 3)))
 
 
-EMA = 0.9995
-HALF_STAGES = [(1, 32, 1, 2), (3, 48, 1, 2), (3, 64, 2, 1), (3, 96, 1, 1), (3, 128, 1, 1)]
-PAIRS = {"two halves": ("half-a", "half-b"), "two": ("T2", "T2b")}
-INFINITE = 1e6  # a temperature at which nothing is left of the source's logits
-BASES = {"T1": 1.0, "T4": 4.0, "Tinf": INFINITE}  # of bridges; others have 2
 SCORES: dict[str, Callable[[], nn.Module]] = {  # of bridges that do not have the paper's network
     "plain": PlainScore,
     **dict.fromkeys(
@@ -68,12 +68,13 @@ def source_spec(recipe: Recipe, name: str, bridges: tuple[str, ...], fit: eb.Fit
         score = run.build(SCORES.get(label, lambda: recipe.score("none")), "score", label)
         return eb.methods.Bridge(score, at_temperature(BASES.get(label, 2.0), EMA), (0.0, 1.0))
 
-    def make(run: Run) -> eb.methods.JointDistillation:
+    def make(run: Run) -> JointDistillation:
         assert run.members is not None
-        by_label = {label: bridge(run, label) for label in bridges}
-        options = {"end_to_end": name != "ed5", "ema": eb.methods.EmaRule(EMA)}
-        source = run.build(recipe.member, "student")
-        return eb.methods.JointDistillation(run.members, source, by_label, recipe.feature, **options)
+        beside = {label: bridge(run, label) for label in bridges}
+        source, ema = fresh_network(run, recipe), eb.methods.EmaRule(EMA)
+        return JointDistillation(
+            run.members, source, beside, recipe.feature, end_to_end=name != "ed5", ema=ema
+        )
 
     return MethodSpec(name, make, fit, {"source": by_sgd(fit), "bridges": fit})
 
@@ -83,41 +84,35 @@ def student_spec(recipe: Recipe, fit: eb.FitConfig) -> MethodSpec:
 
     def make(run: Run) -> eb.methods.EnsembleDistillation:
         assert run.members is not None
-        student = eb.methods.EnsembleDistillation(
-            run.members.first(3), run.build(recipe.member, "student"), tau=1.0
+        ema = eb.methods.EmaRule(EMA)
+        return eb.methods.EnsembleDistillation(
+            run.members.first(3), fresh_network(run, recipe), tau=1.0, ema=ema
         )
-        student.ema = eb.methods.EmaRule(EMA)
-        return student
 
     return MethodSpec("ed3", make, by_sgd(fit))
-
-
-def by_sgd(fit: eb.FitConfig) -> eb.FitConfig:
-    """How networks are trained on the bridges' batches."""
-    return replace(fit, optimizer="sgd", lr=0.2, weight_decay=5e-4, warmup_steps=200)
 
 
 def models_of(folder: str, name: str, bridges: tuple[str, ...]) -> list[TableModel]:
     """What can be made of a method: the source, each bridge, each averaged with the source."""
     info = eb.evaluation.ModelInfo("other", 5)
 
-    def model(label: str, chosen: tuple[str, ...] = (), average: bool = False) -> TableModel:
-        def make(run: Run) -> nn.Module:
-            method = run.methods(folder)[name]
-            if not isinstance(method, eb.methods.JointDistillation):
-                return method.model()
-            parts = [method.bridges[bridge] for bridge in chosen]
-            if not parts:
-                return method.source
-            return eb.FastEnsemble(method.source, parts, method.feature, average_source=average)
+    def alone(run: Run) -> nn.Module:
+        method = run.methods(folder)[name]
+        return method.source if isinstance(method, JointDistillation) else method.model()
 
-        return TableModel(info, (folder,), make, name=label)
-
+    models = [TableModel(info, (folder,), alone, name=name)]
     several = {label: pair for label, pair in PAIRS.items() if {*pair} <= {*bridges}}
-    models = [model(name)]
     for label, chosen in ({label: (label,) for label in bridges} | several).items():
-        models.append(model(f"{name} + {label}", chosen))
-        models.append(model(f"{name} + {label}, mean with {name}", chosen, average=True))
+        for average, words in ((False, ""), (True, f", mean with {name}")):
+
+            def make(run: Run, chosen: tuple[str, ...] = chosen, average: bool = average) -> nn.Module:
+                method = run.methods(folder)[name]
+                assert isinstance(method, JointDistillation)
+                fast = method.with_bridges(*chosen)
+                fast.average_source = average
+                return fast
+
+            models.append(TableModel(info, (folder,), make, name=f"{name} + {label}{words}"))
     return models
 
 
