@@ -214,7 +214,7 @@ def _open(
         return folder.path
 
     folder = engine.broadcast(begin) if engine else begin()
-    return folder, Splits(*(part.to(device) for part in data))
+    return folder, data.to(device)
 
 
 def _check_schedule(out: Path, plan: Plan) -> None:

@@ -40,7 +40,7 @@ def evaluate_saved(
     _check(fast, splits, model, data)
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     where = find_device(chosen)
-    fast, splits = fast.to(where), Splits(*(part.to(where) for part in splits))
+    fast, splits = fast.to(where), splits.to(where)
     source = Ensemble([fast.source])
     advance = progress("evaluate", 2 * (len(splits.test) + len(splits.val)), "images")
     evaluator = Evaluator(source, splits.test, splits.val, batch_size=BATCH, advance=advance)

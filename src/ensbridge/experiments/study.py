@@ -60,7 +60,7 @@ def run_study(
     half precision, are written as `validation.json` and `validation.npz`, or `test.…`, in `out`.
     """
     folder, chosen = open_folder(out), choose_device(device, recipe)
-    data = Splits(*(part.to(chosen) for part in data))
+    data = data.to(chosen)
     members = None if members is None else members.to(chosen).eval()
     with one_thread(), locked(folder), progress_bars(quiet) as bars:
         run = Run(experiment, folder, seed, data, bars.stage, chosen, members=members)
@@ -142,7 +142,7 @@ def open_run(folder: Path | str, device: str = "auto") -> tuple[Run, Recipe]:
     plan, seed = read_plan(folder)
     recipe = plan.recipe()
     chosen = choose_device(device, recipe)
-    data = Splits(*(part.to(chosen) for part in recipe.load()))
+    data = recipe.load().to(chosen)
     return Run(experiment_of(recipe, seed), folder, seed, data, silent, chosen), recipe
 
 
