@@ -67,21 +67,24 @@ def corrupt(
     ],
     root: Root = ROOT,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the corrupted set: CIFAR-10-C in ROOT, say.")
+        Path | None,
+        typer.Option(
+            help="Folder of the corrupted set; by default ROOT/CIFAR-10-C, or as the set is called."
+        ),
     ] = None,
     severity: Annotated[
         list[int] | None, typer.Option(min=1, max=5, help="1 to 5, all by default; may be repeated.")
     ] = None,
     seed: Annotated[
         int,
-        typer.Option(min=0, max=2**63 - 1, help="Decides every draw; the same seed gives the same pictures."),
+        typer.Option(min=0, max=2**63 - 1, help="Random seed; the same seed gives the same images."),
     ] = 0,
     quiet: Quiet = False,
 ) -> None:
     """Make CIFAR-10-C's 19 corruptions of a set's test images.
 
     It works on all cores. The images are not bit-comparable with the published set, and frost uses textures
-    that are generated. Stopped, it resumes when the command is run again.
+    that are generated. A stopped run resumes when the command is run again.
 
     Example: ensbridge data corrupt cifar10 --root data
     """

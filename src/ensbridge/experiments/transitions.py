@@ -1,4 +1,4 @@
-"""Example images on which source and ensemble disagree, and the bridge's way between them."""
+"""Example images on which source and ensemble disagree, and the bridge's path between them."""
 
 from __future__ import annotations
 

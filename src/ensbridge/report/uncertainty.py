@@ -72,7 +72,7 @@ def _selective(groups: list[Group]) -> TextTable:
     methods = dict.fromkeys(
         (s.method, s.alpha) for group in groups for run in _measured(group) for s in run.sets
     )
-    blocks = [("errors that are left, ×1000", ("AURC", "AUGRC"))]
+    blocks = [("selective risk, ×1000", ("AURC", "AUGRC"))]
     blocks += [
         (f"{method.upper()} sets for {100 * (1 - alpha):g} %", ("coverage", "set size"))
         for method, alpha in methods

@@ -77,7 +77,7 @@ def _data(plot: Plot, summary: Summary) -> tuple[dict[str, Any] | None, str]:
 
 
 _MISSING = {
-    "transition": "these scores hold no examples of the bridge’s way; runs of a recipe do.",
+    "transition": "these scores hold no examples of the bridge’s path; runs of a recipe do.",
     "reliability": "these scores hold no reliability bins; runs of a recipe do.",
     "curves": "these scores hold no training curves; runs of a recipe do.",
 }

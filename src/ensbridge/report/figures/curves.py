@@ -47,8 +47,9 @@ def caption(data: Data) -> str:
     )
     return (
         "Training losses, each point a mean since the one before. They are of different kinds or have"
-        " different targets, so heights compare within a panel only; what to look for is a line"
-        " that has come to rest." + log + several
+        " different targets, so heights compare within a panel only; look for a line that has converged."
+        + log
+        + several
     )
 
 

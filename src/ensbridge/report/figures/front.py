@@ -62,8 +62,8 @@ def caption(data: Data) -> str:
     bars = any(point["nll_sd"] is not None for point in points)
     return (
         f"Left and low is best.{line} The grey staircase is the Pareto front: a model is on it if no other"
-        " measured here has as low an NLL for less, or a lower one for as little. It goes by the"
-        f" {values} on the test split, however small a difference."
+        " measured here has as low an NLL for less, or a lower one for as little. It is decided by the"
+        f" {values} on the test split, however small the difference."
         + (" Bars: one standard deviation over seeds." if bars else "")
     )
 

@@ -67,9 +67,9 @@ def caption(data: Data) -> str:
         hollow += "; filled marks and lines: after, by one temperature fitted on the validation split"
     several = " Bins are pooled over seeds; ECE is the mean of the runs." if len(data["seeds"]) > 1 else ""
     return (
-        "Test images in bins of equal width by their confidence. On the diagonal (honest) the share that is"
-        " right equals the mean confidence; below it the model is too sure, above it too modest, though"
-        f" small bins stray by chance. {hollow}. Larger marks hold more images.{several} The models are"
+        "Test images in bins of equal width by their confidence. On the diagonal (perfect)"
+        " accuracy equals mean confidence; below it the model is overconfident, above it underconfident,"
+        f" though small bins vary by chance. {hollow}. Larger marks hold more images.{several} The models are"
         " chosen by their names, not by their scores."
     )
 
@@ -140,5 +140,5 @@ def _handles(*, calibrated: bool) -> list[Line2D]:
     common: dict[str, Any] = {"color": INK, "marker": "o", "ms": 6.5, "mew": 1.3, "lw": 1.2}
     hollow = Line2D([], [], ls=(0, (4, 2)), mfc=PAPER, label="uncalibrated", **common)
     filled = Line2D([], [], label="calibrated", **common)
-    honest = Line2D([], [], color=SOFT, ls=(0, (1, 3)), lw=1.2, label="honest")
-    return [hollow, *([filled] if calibrated else []), honest]
+    perfect = Line2D([], [], color=SOFT, ls=(0, (1, 3)), lw=1.2, label="perfect")
+    return [hollow, *([filled] if calibrated else []), perfect]
