@@ -11,14 +11,17 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.data import DataLoader
 
 from ensbridge.data.loader import ImageSet
+from ensbridge.data.stream import Stream, is_map_style
 
 TIMEOUT = timedelta(minutes=10)  # for an answer inside one operation; waits for long work have no end
 Losses = Callable[[], dict[str, Tensor]]
@@ -155,6 +158,28 @@ class Engine:
         total = tensor.to(self.device)
         distributed.all_reduce(total)  # Fabric's own waits at a barrier before each
         return total
+
+    def shard(self, stream: Stream) -> Stream:
+        """A stream that gives this process its part, where that can be had without reading the rest.
+
+        Otherwise its reader takes every so many-th entry. A Dataset is read by index, so needs none of it.
+        """
+        if stream.sharded or stream.is_indexed:
+            return stream
+        data = stream.data
+        if isinstance(data, DataLoader) and is_map_style(data.dataset):
+            loader = self._fabric.setup_dataloaders(data, move_to_device=False)
+            return replace(stream, data=loader, sharded=True)
+        if type(data).__module__.startswith("datasets."):
+            split = import_module("datasets.distributed").split_dataset_by_node
+            return replace(stream, data=split(data, self.rank, self.size), sharded=True)
+        return stream
+
+    def gather(self, text: str) -> list[str]:
+        """What every process says, in the order of their ranks."""
+        texts: list[Any] = [None] * self.size
+        distributed.all_gather_object(texts, text)
+        return texts
 
     def any(self, here: bool) -> bool:
         """Whether something holds in any process."""
