@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,16 +31,15 @@ class Stream:
     where nobody knows. With several processes `sharded` says that `data` is only this process's part of it.
 
     >>> stream = Stream([torch.rand(4, 1, 2, 2)] * 3)
-    >>> stream.length, stream.batch_size, stream.sample(5).images.shape
-    (12, 4, torch.Size([5, 1, 2, 2]))
+    >>> stream.length, stream.sample(5).images.shape
+    (12, torch.Size([5, 1, 2, 2]))
     """
 
     data: Any
     name: str = "data"
     sharded: bool = False
     length: int | None = None
-    batch_size: int | None = None  # of its own batches, None where it gives single examples
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     say: Say = lambda _: None
 
     def __post_init__(self) -> None:
@@ -49,10 +48,8 @@ class Stream:
                 f"{self.name} is a {type(self.data).__name__}, which can be read only once; give what it was "
                 "made from, such as a DataLoader or an IterableDataset"
             )
-        if self.length is None or self.batch_size is None:
-            length, size = _length_and_batch_size(self.data, self.name)
-            object.__setattr__(self, "length", self.length if self.length is not None else length)
-            object.__setattr__(self, "batch_size", self.batch_size if self.batch_size is not None else size)
+        if self.length is None:
+            object.__setattr__(self, "length", _examples_in(self.data, self.name))
         if self.length == 0:
             raise ValueError(f"{self.name} holds 0 images; give at least one")
 
@@ -123,16 +120,15 @@ def place(data: Data | Stream, memory: str | float, name: str, say: Say) -> Imag
 def collect_within(data: Data | Stream, memory: str | float, name: str, say: Say) -> ImageSet:
     """All of the data, or as many of its first examples as fit into memory."""
     limit = parse_memory(memory)
-    data = data.data if isinstance(data, Stream) else data
-    iterable = isinstance(data, Iterable) or is_map_style(data)
-    if not iterable or (_is_in_memory(data) and not isinstance(data, Iterator)):
-        return collect(data, name)
+    source: Any = data.data if isinstance(data, Stream) else data
+    if _is_in_memory(source) or not (isinstance(source, Iterable) or is_map_style(source)):
+        return collect(source, name)
     cut = False
 
     def fitting() -> Iterator[Any]:
         nonlocal cut
         held = 0
-        for batch in _batches(_entries(data, name), name):
+        for batch in _batches(_entries(source, name), name):
             held += bytes_of(batch)
             cut = held > limit and held > bytes_of(batch)
             if cut:
@@ -175,7 +171,7 @@ def size_of(stream: Stream) -> int | None:
 
 def views_differ(data: Any, name: str) -> bool:
     """Whether examples come out otherwise when they are read again, as with random augmentation."""
-    items = data.dataset if isinstance(data, DataLoader) else data
+    items: Any = data.dataset if isinstance(data, DataLoader) else data
     if not is_map_style(items):
         return False
     with random_state_kept():
@@ -217,12 +213,14 @@ def join_rows(batches: list[Any], name: str) -> Any:
     if isinstance(first, Mapping):
         return {key: join_rows([batch[key] for batch in batches], name) for key in first}
     if isinstance(first, tuple | list):
-        return type(first)(join_rows([batch[index] for batch in batches], name) for index in range(len(first)))
+        return type(first)(
+            join_rows([batch[index] for batch in batches], name) for index in range(len(first))
+        )
     try:
         return torch.cat(batches)
     except RuntimeError as error:
         raise ValueError(
-            f"{name} has batches whose examples are of different shapes, which cannot be joined; give a loader "
+            f"{name} has batches of examples of different shapes, which cannot be joined; give a loader "
             "whose batches all have batch_size examples, with drop_last=True"
         ) from error
 
@@ -275,19 +273,18 @@ def _is_iterable_loader(data: Any) -> bool:
     return isinstance(data, DataLoader) and not is_map_style(data.dataset)
 
 
-def _length_and_batch_size(data: Any, name: str) -> tuple[int | None, int | None]:
-    """How many examples a pass has, and how many each of its entries; None where that is not known."""
+def _examples_in(data: Any, name: str) -> int | None:
+    """How many examples a pass has; None where that is not known."""
     if is_map_style(data):
-        return len(data), None
+        return len(data)
     if isinstance(data, DataLoader) and data.batch_size is not None:
         count = _length(data.sampler if is_map_style(data.dataset) else data.dataset)
-        if count is not None and data.drop_last:
-            count -= count % data.batch_size
-        return count, data.batch_size
+        return count - count % data.batch_size if count is not None and data.drop_last else count
     count = _length(data)
+    if not count:
+        return count
     with random_state_kept():
-        rows = rows_of(next(_first_rows(data, 1, name, whole=True))[0])
-    return None if count is None else count * rows, rows if rows > 1 else None
+        return count * rows_of(next(_first_rows(data, 1, name, whole=True))[0])
 
 
 def _length(data: Any) -> int | None:
@@ -335,6 +332,7 @@ def _read_once(data: Iterator[Any], limit: float, memory: str | float, name: str
 
 
 def _readable(size: float) -> str:
-    unit, scale = next(((unit, UNITS[unit]) for unit in ("TB", "GB", "MB") if size >= UNITS[unit]), ("KB", 1e3))
+    unit, scale = next(
+        ((unit, UNITS[unit]) for unit in ("TB", "GB", "MB") if size >= UNITS[unit]), ("KB", 1e3)
+    )
     return f"{size / scale:.3g} {unit}"
-

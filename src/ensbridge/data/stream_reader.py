@@ -13,7 +13,6 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -111,7 +110,9 @@ class LoaderReader(AbstractReader):
     def _read(self, step: int) -> tuple[Any, Tensor | None]:
         if step != self.step:
             if step not in self.begins:
-                raise ValueError(f"batch {step} was asked for after batch {self.step - 1}; they come in order")
+                raise ValueError(
+                    f"batch {step} was asked for after batch {self.step - 1}; they come in order"
+                )
             self._go_to(self.begins[step])
             self.step = step
         self.begins = {step: self._here()}
@@ -197,12 +198,13 @@ class LoaderReader(AbstractReader):
         if entry is None:
             if not self.count:
                 raise ValueError(
-                    f"{self.stream.name} gave nothing in pass {self.passes + 1}; give data that can be read again, "
-                    "and at least as many batches as processes"
+                    f"{self.stream.name} gave nothing in pass {self.passes + 1}; give data that can be read "
+                    "again, and at least as many batches as processes"
                 )
             self.passes, self.before = self.passes + 1, None
             self._begin_pass()
-            return self._next_entry()
+            self._next_entry()
+            return
         self.count += 1
         self.used = 0
         self.left.append(entry)
@@ -309,7 +311,11 @@ def _encoded(value: Any) -> Any:
         return {"__tensor__": _encoded(value.detach().cpu().numpy())}
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        return {"__array__": base64.b64encode(array.tobytes()).decode(), "dtype": array.dtype.str, "shape": array.shape}
+        return {
+            "__array__": base64.b64encode(array.tobytes()).decode(),
+            "dtype": array.dtype.str,
+            "shape": array.shape,
+        }
     if isinstance(value, bytes):
         return {"__bytes__": base64.b64encode(value).decode()}
     return value

@@ -56,7 +56,7 @@ class AbstractBatches(ABC):
         """Where a stream's batch of a step begins, for a checkpoint; None where the step says it."""
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have opened nothing
         """Let go of what was opened."""
 
 
@@ -128,7 +128,9 @@ def _batches_of(
     if isinstance(data, ImageSet):
         return MemoryBatches(data, config)
     if isinstance(config, PerMemberShuffle):
-        raise ValueError("networks with an order of images each cannot be trained on a stream; train them apart")
+        raise ValueError(
+            "networks with an order of images each cannot be trained on a stream; train them apart"
+        )
     rows, part, parts = slice(0, config.batch_size), 0, 1
     if engine:
         rows, part, parts = engine.rows(config.batch_size), engine.rank, engine.size
@@ -150,8 +152,8 @@ def total_steps(config: FitConfig, data: TrainData) -> int:
     """How many steps a run has; one on a stream of unknown length must say so itself."""
     if config.steps is None and isinstance(data, Stream) and data.length is None:
         raise ValueError(
-            f"{data.name} does not say how many examples it has, so {config.epochs:g} epochs are no number of "
-            "steps; give FitConfig(steps=…), or a stream that is counted"
+            f"{data.name} does not say how many examples it has, so {config.epochs:g} epochs are no number "
+            "of steps; give FitConfig(steps=…), or a stream that is counted"
         )
     length = (data.length or 1) if isinstance(data, Stream) else len(data)
     return config.total_steps(length)

@@ -265,8 +265,8 @@ class _CopyFeed:
         for mine, new in zip(self.held.tensors(), self.batches.read(step).tensors(), strict=True):
             if mine.shape != new.shape:
                 raise ValueError(
-                    f"a batch has the shape {tuple(new.shape)} after {tuple(mine.shape)}; compiled steps need "
-                    "all alike, so ask for step='eager'"
+                    f"a batch has the shape {tuple(new.shape)} after {tuple(mine.shape)}; compiled steps "
+                    "need all alike, so ask for step='eager'"
                 )
             mine.copy_(new, non_blocking=True)
 

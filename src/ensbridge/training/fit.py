@@ -19,8 +19,8 @@ from ensbridge.training.checkpoint import Checkpoint, RunFolder, checkpoint_path
 from ensbridge.training.config import FitConfig, describe_config
 from ensbridge.training.distributed import Engine
 from ensbridge.training.ema import Average
-from ensbridge.training.output_cache import CachedData
 from ensbridge.training.optimizers import Configs, Optimizers, shared_config
+from ensbridge.training.output_cache import CachedData
 from ensbridge.training.state import State, max_bytes, read_step, trained_weights
 from ensbridge.training.step import AbstractStep, EagerStep
 from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
@@ -169,7 +169,9 @@ class _Run:
                 self.folder.log(line | ({"losses": state.means()} if len(state.sums) > 1 else {}))
             state.reset_losses()
         late = self._is_late(stop)
-        due = late or last or stop % config.checkpoint_every == 0 or bool(self.folder and self.folder.is_due())
+        due = (
+            late or last or stop % config.checkpoint_every == 0 or bool(self.folder and self.folder.is_due())
+        )
         if self.run_dir is not None and (more := self._positions(stop, due)) is not None and self.folder:
             state.save(self.folder, more)
         if late:
@@ -247,7 +249,8 @@ def _position(checkpoint: Checkpoint | None, engine: Engine | None) -> str | Non
 def _try_teachers(method: AbstractTrainable, data: TrainData) -> None:
     """Run one image through the teachers: what cannot work says so before anything is written."""
     if isinstance(data, CachedData):
-        return data.check(list(method.teachers()))
+        data.check(list(method.teachers()))
+        return
     sample = data.sample(1) if isinstance(data, Stream) else data
     image = sample.batch(torch.zeros(1, dtype=torch.long, device=sample.images.device))[0]
     feature_names, trained = feature_names_of(method.teachers()), set(method.student.modules())

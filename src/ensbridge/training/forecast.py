@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ensbridge.data.loader import ImageSet
 from ensbridge.data.stream import Stream
 from ensbridge.methods.base import AbstractMethod, JointTraining
 from ensbridge.training.batches import TrainData, device_of_data
@@ -37,6 +36,7 @@ def epochs_within(
     At least one step and at most 200 epochs. A trial of slow steps ends after a quarter of the time.
 
     >>> import torch
+    >>> from ensbridge.data import ImageSet
     >>> from ensbridge.methods import DeepEnsemble
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
     >>> data = ImageSet(torch.rand(8, 1, 2, 2), torch.arange(8) % 2)

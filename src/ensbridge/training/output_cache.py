@@ -1,4 +1,4 @@
-"""What teachers say of every image, on disk, for views that never change: the next run needs no teacher pass."""
+"""Teachers' outputs on disk, for images that are always seen the same way: the next run needs no teacher."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def check_fixed_views(data: ImageSet | Stream, augment: Augment) -> None:
         )
     if views_differ(data.data, data.name):
         raise ValueError(
-            f"cache= was given and the images of {data.name} differ when they are read again; leave out their "
-            "random augmentation, or cache"
+            f"cache= was given and the images of {data.name} differ when they are read again; leave out "
+            "their random augmentation, or cache"
         )
 
 
@@ -126,9 +126,7 @@ class _Entry:
             parts = [(part.float() if part.dtype == torch.bfloat16 else part).cpu() for part in outputs]
             if not arrays:
                 arrays = [
-                    np.lib.format.open_memmap(
-                        file, "w+", part.numpy().dtype, (self.count, *part.shape[1:])
-                    )
+                    np.lib.format.open_memmap(file, "w+", part.numpy().dtype, (self.count, *part.shape[1:]))
                     for file, part in zip(self.files, parts, strict=True)
                 ]
             rows = slice(done, done + len(parts[0]))

@@ -156,8 +156,9 @@ class EagerStep(AbstractStep):
         with self._measure("data", step):
             inputs = self.batches.read(step)
         seed, share = step_seed(self.config, step), 1.0
-        streamed = self.engine and isinstance(self.batches, StreamedBatches)
-        if self.engine and streamed:  # each process has images, and draws, of its own
+        streamed = isinstance(self.batches, StreamedBatches)
+        if self.engine and isinstance(self.batches, StreamedBatches):
+            # Each process has images, and draws, of its own.
             seed = derive_seed(seed, "process", self.engine.rank) if self.engine.rank else seed
             share = self.batches.rows / self.config.batch_size
         generator = torch.Generator(self.batches.device).manual_seed(seed)
