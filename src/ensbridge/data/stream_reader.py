@@ -174,7 +174,7 @@ class LoaderReader(AbstractReader):
             self.data.load_state_dict(_decoded(json.loads(position.state)))
         self._begin_pass()
         if position.state is not None:
-            self.count = position.entries
+            self.count, self.start_state = position.entries, position.state
         else:
             for _ in range(position.entries):
                 self._next_entry()
@@ -188,6 +188,7 @@ class LoaderReader(AbstractReader):
     def _begin_pass(self) -> None:
         _set_epoch(self.data, self.passes)
         self.count = 0
+        self.drawn, self.start_state = False, None  # whether an entry was, and the state before the first
         entries = _batches(_entries(self.data, self.stream.name), self.stream.name)
         self.entries = islice(entries, self.part, None, self.parts)
 
@@ -212,13 +213,14 @@ class LoaderReader(AbstractReader):
     def _drawn(self) -> tuple[Any, Tensor | None] | None:
         # The first draw of a pass is also that of its order, and of its workers' seeds.
         with _random_from(self.seed("entry", self.passes, self.count)):
+            self.drawn = True
             return next(self.entries, None)
 
     def _state(self) -> str | None:
         """The data's own state, if it has one that can be written as JSON; none at the start of a pass."""
         stateful = hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")
-        if not stateful or not self.count or self.parts > 1:
-            return None
+        if not self.drawn or not stateful or self.parts > 1:
+            return self.start_state
         try:
             return json.dumps(_encoded(self.data.state_dict()))
         except (TypeError, ValueError):
@@ -264,7 +266,7 @@ def _on_device(batch: tuple[Any, Tensor | None], device: torch.device) -> tuple[
 
 def _own_copy(data: Any) -> Any:
     """Data whose state may be set without the user's changing: of Hugging Face's it would stay."""
-    return copy.copy(data) if type(data).__module__.startswith("datasets.") else data
+    return copy.deepcopy(data) if type(data).__module__.startswith("datasets.") else data
 
 
 def _set_epoch(data: Any, number: int) -> None:
