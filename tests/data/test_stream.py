@@ -61,16 +61,18 @@ class Stateful(Batches):
             self.at = number + 1
             yield parts[number]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[Any, Any]:
         return {"at": torch.tensor(self.at), 3: b"bytes"}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[Any, Any]) -> None:
         assert state[3] == b"bytes"
         self.next = int(state["at"])
 
 
 def reader_of(data: Any, rows: int = 4, **options: Any) -> AbstractReader:
-    return open_reader(Stream(data, **options), slice(0, rows), SEED, lambda step: (torch.arange(rows) + step) % COUNT)
+    return open_reader(
+        Stream(data, **options), slice(0, rows), SEED, lambda step: (torch.arange(rows) + step) % COUNT
+    )
 
 
 def values(reader: AbstractReader, start: int, stop: int) -> list[int]:
@@ -220,7 +222,9 @@ def test_at_most_two_batches_are_held_whatever_the_stream_is_long() -> None:
 # ------------------------------------------------------------------------------ randomness and resuming
 
 
-@pytest.mark.parametrize("data", [DataLoader(Items(1.0), 3, shuffle=True), Items(1.0)], ids=["loader", "items"])
+@pytest.mark.parametrize(
+    "data", [DataLoader(Items(1.0), 3, shuffle=True), Items(1.0)], ids=["loader", "items"]
+)
 def test_shuffles_and_views_depend_on_the_seed_and_the_step_alone(data: Any) -> None:
     before = torch.random.get_rng_state()
     one = [reader_of(data).read(0)[0]]
@@ -287,7 +291,9 @@ def test_states_survive_json() -> None:
 
 def test_hugging_faces_data_sets_are_read_and_resume() -> None:
     datasets = pytest.importorskip("datasets")
-    held = datasets.Dataset.from_dict({"image": IMAGES.numpy(), "label": LABELS.tolist()}).with_format("torch")
+    held = datasets.Dataset.from_dict({"image": IMAGES.numpy(), "label": LABELS.tolist()}).with_format(
+        "torch"
+    )
     assert isinstance(place(held, "512MB", "train", print), ImageSet)
     stream = place(held, 0, "train", print)
     assert isinstance(stream, Stream)

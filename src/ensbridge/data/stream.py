@@ -104,7 +104,7 @@ def place(data: Data | Stream, memory: str | float, name: str, say: Say) -> Imag
     stream = Stream(data, name, say=say)
     size = size_of(stream)
     if size is None:
-        say(f"{name} is streamed, as a {stream.kind} does not say how much it holds")
+        say(f"{name} is streamed, as the size of a {stream.kind} is not known before it is read")
     elif size > limit:
         say(f"{name} is streamed, as its {_readable(size)} are more than memory={memory!r}")
     elif views_differ(data, name):
