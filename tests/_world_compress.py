@@ -106,7 +106,7 @@ def read_part(engine: Engine, kind: str) -> list[int]:
     """Which images this process reads in one epoch."""
     data = data_of(kind)
     stream = Stream(data)
-    items = data.dataset if isinstance(data, DataLoader) else data
+    items: Any = data.dataset if isinstance(data, DataLoader) else data
     items.seen.clear()
     method = _runs.bridge()
     fit(method, stream, FitConfig(epochs=1, batch_size=16, lr=0.01), engine=engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import sys
 import time
@@ -119,10 +120,7 @@ class Engine:
         if self._fabric:
             return self.device
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        group = distributed.PrefixStore("group", self._store)
-        distributed.init_process_group(
-            backend, store=group, rank=world.rank, world_size=world.size, timeout=TIMEOUT
-        )
+        logging.getLogger(fabric.__name__).setLevel(logging.WARNING)  # one voice, which is not Fabric's
         atexit.register(_leave)
         # Gradients of convolutions of one channel; it costs nothing here.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -134,7 +132,7 @@ class Engine:
             accelerator=device.type,
             devices=world.local_size,
             num_nodes=world.size // world.local_size,
-            strategy=strategies.DDPStrategy(),
+            strategy=strategies.DDPStrategy(process_group_backend=backend, timeout=TIMEOUT),
             plugins=[environments.TorchElasticEnvironment()],
         )
         self._fabric.launch()
