@@ -56,8 +56,17 @@ class Entries(IterableDataset[Tensor]):
         yield from images(0).images
 
 
+class Part(IterableDataset[Tensor]):
+    """A part of the images, by the rank of the process."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from images(0).images[int(os.environ.get("RANK", "0")) :: 2]
+
+
 def data_of(kind: str) -> Any:
     """Training data of a kind."""
+    if kind == "sharded":
+        return Stream(Part(), sharded=True)
     if kind == "items":
         return Items()
     if kind == "loader":
@@ -69,7 +78,7 @@ def members() -> list[nn.Module]:
     """Three networks, trained."""
     nets = [_runs.member(seed) for seed in range(3)]
     for seed, net in enumerate(nets):
-        config = FitConfig(epochs=8, batch_size=16, lr=0.02, seed=seed)
+        config = FitConfig(epochs=5, batch_size=16, lr=0.03, seed=seed)
         fit(eb.methods.DeepEnsemble([net]), images(seed), config)
     return nets
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -14,7 +13,7 @@ from torch import nn
 
 from ensbridge.data.augment import Augment
 from ensbridge.data.loader import Data, ImageSet
-from ensbridge.data.stream import MEMORY, Stream, collect_within, parse_memory, place
+from ensbridge.data.stream import MEMORY, Stream, collect_within, load_or_stream, parse_memory
 from ensbridge.evaluation.choices import choose
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members
 from ensbridge.models.fast_ensemble import FastEnsemble
@@ -32,7 +31,7 @@ from ensbridge.training.compress_inputs import (
     try_validation,
 )
 from ensbridge.training.config import FitConfig, Precision
-from ensbridge.training.distributed import join
+from ensbridge.training.distributed import errors_shared, join
 from ensbridge.training.output_cache import check_fixed_views
 from ensbridge.utils.devices import brought_to, device_of, random_state_kept
 
@@ -42,6 +41,7 @@ WEIGHT_DECAY = 5e-4  # of the distillation
 TRIED = 8  # images
 
 
+@errors_shared()
 @random_state_kept()
 @torch.inference_mode(False)
 @torch.enable_grad()
@@ -128,9 +128,11 @@ def compress(
     wrapped = preprocessed(nets, preprocess)
     if feature is not None and wrapped[0] is not nets[0]:
         feature = f"net.{feature}"
-    train_set = place(train, memory, "train", say)
+    train_set = load_or_stream(train, memory, "train", say)
     if isinstance(train_set, ImageSet):
         train_set = train_set.without_labels()
+    elif engine:
+        train_set = engine.with_length(train_set)
     length = len(train_set) if isinstance(train_set, ImageSet) else train_set.length
     config = replace(config, batch_size=min(config.batch_size, length or config.batch_size))
     val_set = None if val is None else collect_within(val, memory, "val", say)
@@ -140,8 +142,7 @@ def compress(
     if source == "auto" and not labelled:
         source = "frozen" if budget > 1 else "distilled"
         say(f"there are no labelled validation images to choose by, so source={source!r} is taken")
-    together = engine.together() if engine else nullcontext()
-    with together, brought_to(device, wrapped):  # with what prepares their images
+    with brought_to(device, wrapped):  # with what prepares their images
         train_set, val_set = train_set.to(device), None if val_set is None else val_set.to(device)
         ensemble = Ensemble(wrapped).eval()
         sample = train_set.sample(config.batch_size) if isinstance(train_set, Stream) else train_set
@@ -178,7 +179,7 @@ def compress(
             candidates = candidates[-1:]  # with bridges, where there are some
         fast = choose(candidates, val_set, calibrate, say, engine).to(home)
         fast.image_shape = tuple(image.shape[1:])
-        fast.pixel_range = pixel_range(sample)
+        fast.pixel_range = engine.broadcast(lambda: pixel_range(sample)) if engine else pixel_range(sample)
     return fast.eval()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ensbridge.data import ImageSet, Stream
-from ensbridge.data.stream import collect_within, place, views_differ
+from ensbridge.data.stream import collect_within, load_or_stream, views_differ
 from ensbridge.data.stream_reader import AbstractReader, LoaderReader, _decoded, _encoded, open_reader
 from ensbridge.training.config import derive_seed
 
@@ -102,7 +102,7 @@ KINDS: dict[str, tuple[Callable[[], Any], type]] = {
 def test_what_is_of_known_size_and_fixed_is_kept_in_memory(kind: str) -> None:
     make, expected = KINDS[kind]
     said: list[str] = []
-    placed = place(make(), "512MB", "train", said.append)
+    placed = load_or_stream(make(), "512MB", "train", said.append)
     assert type(placed) is expected
     assert len(said) == (expected is Stream and "asked" not in kind)
 
@@ -110,19 +110,19 @@ def test_what_is_of_known_size_and_fixed_is_kept_in_memory(kind: str) -> None:
 def test_what_is_larger_than_memory_is_streamed_but_for_what_is_there_already() -> None:
     assert IMAGES.nbytes == 160  # and 80 bytes of labels
     for data in (Items(), LOADER):
-        assert isinstance(place(data, 240, "train", print), ImageSet)
-        assert isinstance(place(data, 159, "train", print), Stream)
-    assert isinstance(place(IMAGES, 0, "train", print), ImageSet)
+        assert isinstance(load_or_stream(data, 240, "train", print), ImageSet)
+        assert isinstance(load_or_stream(data, 159, "train", print), Stream)
+    assert isinstance(load_or_stream(IMAGES, 0, "train", print), ImageSet)
     assert views_differ(Items(1.0), "train")
     assert not views_differ(LOADER, "train")
 
 
 def test_an_iterator_has_to_fit_since_it_can_be_read_only_once() -> None:
-    placed = place(iter(IMAGES.split(3)), 160, "train", print)
+    placed = load_or_stream(iter(IMAGES.split(3)), 160, "train", print)
     assert isinstance(placed, ImageSet)
     assert placed.images.equal(IMAGES)
     with pytest.raises(ValueError, match=r"train is a tuple_iterator.*read only once.*memory=159"):
-        place(iter(IMAGES.split(3)), 159, "train", print)
+        load_or_stream(iter(IMAGES.split(3)), 159, "train", print)
     with pytest.raises(ValueError, match="read only once"):
         Stream(iter(IMAGES.split(3)))
 
@@ -294,14 +294,14 @@ def test_hugging_faces_data_sets_are_read_and_resume() -> None:
     held = datasets.Dataset.from_dict({"image": IMAGES.numpy(), "label": LABELS.tolist()}).with_format(
         "torch"
     )
-    assert isinstance(place(held, "512MB", "train", print), ImageSet)
-    stream = place(held, 0, "train", print)
+    assert isinstance(load_or_stream(held, "512MB", "train", print), ImageSet)
+    stream = load_or_stream(held, 0, "train", print)
     assert isinstance(stream, Stream)
     assert stream.is_indexed
     assert reader_of(held).read(2)[0].equal(IMAGES[2:6])
 
     streaming = held.to_iterable_dataset(num_shards=2).shuffle(seed=3, buffer_size=4)
-    assert isinstance(place(streaming, "512MB", "train", print), Stream)
+    assert isinstance(load_or_stream(streaming, "512MB", "train", print), Stream)
     whole = values(reader_of(streaming), 0, 5)
     assert sorted(whole[:10]) == list(range(10))
     plain = held.to_iterable_dataset(num_shards=2)
@@ -324,7 +324,7 @@ def test_webdatasets_are_streamed(tmp_path: Path) -> None:
         for number in range(COUNT):
             writer.write({"__key__": f"{number:03d}", "npy": IMAGES[number].numpy(), "cls": number % 3})
     data = webdataset.WebDataset(path, shardshuffle=False).decode().to_tuple("npy", "cls")
-    placed = place(data, "512MB", "train", print)
+    placed = load_or_stream(data, "512MB", "train", print)
     assert isinstance(placed, Stream)
     assert placed.length is None
     assert values(reader_of(data), 0, 5) == [number % COUNT for number in range(20)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,8 +29,9 @@ class Stream:
     """Examples that are read again in every epoch, with whatever augmentation their own code does.
 
     `data` is a DataLoader, an IterableDataset, a Dataset or another iterable that can be read again, of
-    examples or batches in any form that `collect` takes. `length` is the number of examples in one pass, None
-    where nobody knows. With several processes `sharded` says that `data` is only this process's part of it.
+    examples or batches in any form that `compress` takes. `length` is the number of examples in one pass,
+    None where nobody knows. With several processes `sharded` says that `data` is this process's part of it
+    alone, and `length` that of the part.
 
     >>> stream = Stream([torch.rand(4, 1, 2, 2)] * 3)
     >>> stream.length, stream.sample(5).images.shape
@@ -69,7 +72,7 @@ class Stream:
 
     def sample(self, count: int) -> ImageSet:
         """The first examples, on the stream's device."""
-        with random_state_kept():
+        with random_from(0):
             return collect(_first_rows(self.data, count, self.name), self.name).to(self.device)
 
     def counted(self, advance: Callable[[int], None]) -> Stream:
@@ -87,7 +90,7 @@ class Stream:
         return f"{self.kind} of {self.length if self.length is not None else 'unknown'} examples"
 
 
-def place(data: Data | Stream, memory: str | float, name: str, say: Say) -> ImageSet | Stream:
+def load_or_stream(data: Data | Stream, memory: str | float, name: str, say: Say) -> ImageSet | Stream:
     """Data in memory, where its size is known and fits and its views are fixed; a stream of it otherwise.
 
     What is in memory already stays there. An iterator can be read only once, so it has to fit.
@@ -174,7 +177,7 @@ def views_differ(data: Any, name: str) -> bool:
     items: Any = data.dataset if isinstance(data, DataLoader) else data
     if not is_map_style(items):
         return False
-    with random_state_kept():
+    with random_from(0):  # so that several processes see the same
         for index in range(min(PROBED, len(items))):
             one, other = (list(_batches([items[index]], name)) for _ in range(2))
             if not _equal(one[0][0], other[0][0]):
@@ -190,6 +193,16 @@ def is_map_style(data: Any) -> bool:
         and not isinstance(data, Mapping | str | bytes | IterableDataset | DataLoader)
         and not (isinstance(data, tuple | list))
     )
+
+
+@contextmanager
+def random_from(seed: int) -> Iterator[None]:
+    """Where the data's own code draws at random, from a seed; the global states are as before afterwards."""
+    with random_state_kept():
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - users' code draws from it
+        yield
 
 
 # ------------------------------------------------------------------------------ batches, whatever they hold
@@ -283,7 +296,7 @@ def _examples_in(data: Any, name: str) -> int | None:
     count = _length(data)
     if not count:
         return count
-    with random_state_kept():
+    with random_from(0):
         return count * rows_of(next(_first_rows(data, 1, name, whole=True))[0])
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import base64
 import copy
 import json
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -21,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ensbridge.data.loader import _batches, _entries
-from ensbridge.data.stream import Stream, cut_rows, join_rows, map_tensors, rows_of
-from ensbridge.utils.devices import random_state_kept
+from ensbridge.data.stream import Stream, cut_rows, join_rows, map_tensors, random_from, rows_of
+from ensbridge.utils.progress import Advance, ignore, stage_lines
 
 Seed = Callable[..., int]  # of a position: derive_seed with a run's own seed
 
@@ -76,7 +74,7 @@ class IndexedReader(AbstractReader):
 
     def _read(self, step: int) -> tuple[Any, Tensor | None]:
         data, indices = self.stream.data, self.indices(step).tolist()
-        with _random_from(self.seed("data", step)):
+        with random_from(self.seed("data", step)):
             if hasattr(data, "__getitems__"):
                 items = data.__getitems__(indices)
             else:
@@ -145,16 +143,14 @@ class LoaderReader(AbstractReader):
             self.step = step
             self.stream.say(f"{name} is read from its start at step {step}, as its place was not kept")
             return
-        start = _position_of(position)
+        start, advance = _position_of(position), ignore
         if start.state is not None:
             self.stream.say(f"{name} resumes at step {step} by its own state")
         else:
-            count = f"{start.entries:,} entr{'y' if start.entries == 1 else 'ies'}"
-            self.stream.say(
-                f"{name} resumes at step {step} by skipping {count} of its pass {start.passes + 1}, as a "
-                f"{self.stream.kind} has no state of its own"
-            )
-        self._go_to(start)
+            how = f"by skipping what was read of pass {start.passes + 1}"
+            sentence = f"a {self.stream.kind} has no state of its own, so {name} resumes at step {step} {how}"
+            advance = stage_lines(sentence, start.entries, "batches", self.stream.say)
+        self._go_to(start, advance)
         self.step = step
 
     def close(self) -> None:
@@ -167,7 +163,7 @@ class LoaderReader(AbstractReader):
             return Position(self.passes, self.count - 1, self.used, self.before)
         return Position(self.passes, self.count, 0, self._state())
 
-    def _go_to(self, position: Position) -> None:
+    def _go_to(self, position: Position, advance: Advance = ignore) -> None:
         self.close()
         self.passes, self.count, self.used, self.before = position.passes, 0, 0, None
         if position.state is not None:
@@ -179,6 +175,7 @@ class LoaderReader(AbstractReader):
             for _ in range(position.entries):
                 self._next_entry()
                 self.left.clear()
+                advance(1)
         if position.rows:
             self._next_entry()
             batch, labels = self.left.pop()
@@ -212,7 +209,7 @@ class LoaderReader(AbstractReader):
 
     def _drawn(self) -> tuple[Any, Tensor | None] | None:
         # The first draw of a pass is also that of its order, and of its workers' seeds.
-        with _random_from(self.seed("entry", self.passes, self.count)):
+        with random_from(self.seed("entry", self.passes, self.count)):
             self.drawn = True
             return next(self.entries, None)
 
@@ -278,16 +275,6 @@ def _set_epoch(data: Any, number: int) -> None:
     for part in (data, dataset, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
         if callable(set_epoch := getattr(part, "set_epoch", None)):
             set_epoch(number)
-
-
-@contextmanager
-def _random_from(seed: int) -> Iterator[None]:
-    """Where the data's own code draws at random, from a seed; the global states are as before afterwards."""
-    with random_state_kept():
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 - users' code draws from it
-        yield
 
 
 def _position_of(text: str | None) -> Position:

@@ -212,6 +212,7 @@ class CandidateTraining:
             )
             with progress_bars(self.quiet) as bars:
                 data = data.counted(bars.stage("counting", 0, "images"))
+            data = self.engine.with_length(data) if self.engine else data
         if self.cache is None:
             return data
         with progress_bars(self.quiet) as bars:

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
@@ -74,6 +74,14 @@ def join() -> Engine | None:
     if not _joined:
         _joined.append(Engine(world))
     return _joined[0]
+
+
+@contextmanager
+def errors_shared() -> Iterator[None]:
+    """Where an error of one process, if there are several, ends all of them."""
+    engine = join()
+    with engine.together() if engine else nullcontext():
+        yield
 
 
 @contextmanager
@@ -172,6 +180,12 @@ class Engine:
             split = import_module("datasets.distributed").split_dataset_by_node
             return replace(stream, data=split(data, self.rank, self.size), sharded=True)
         return stream
+
+    def with_length(self, stream: Stream) -> Stream:
+        """A stream whose length is that of all processes' parts, where each has one of its own."""
+        if not stream.sharded or stream.length is None:
+            return stream
+        return replace(stream, length=int(self.sum(torch.tensor(float(stream.length)))))
 
     def gather(self, text: str) -> list[str]:
         """What every process says, in the order of their ranks."""
