@@ -79,7 +79,7 @@ def predict(
 
     fast = load(model, allow=allowed(allow))
     shape = image_like(fast, model, None if image_shape is None else parse_shape(image_shape)).shape[1:]
-    pixels = Pixels.of(fast, _numbers("mean", mean), _numbers("std", std))
+    pixels = Pixels.of(fast, numbers("mean", mean), numbers("std", std))
     failed = 0
     for path, found in predict_files(fast.to(find_device(device)), images, shape, pixels):
         if isinstance(found, str):
@@ -122,7 +122,7 @@ def allowed(names: list[str] | None) -> list[str]:
     return names or []
 
 
-def _numbers(name: str, text: str | None) -> list[float] | None:
+def numbers(name: str, text: str | None) -> list[float] | None:
     """Numbers as they are typed, with commas."""
     if text is None:
         return None
