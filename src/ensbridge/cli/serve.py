@@ -17,8 +17,8 @@ def serve(
         list[str],
         typer.Argument(
             metavar="MODEL…",
-            help="Models, each a folder that FastEnsemble.save wrote, zoo:cifar10 or hf:user/name; name=MODEL "
-            "gives it a name, which is the folder's otherwise.",
+            help="Models, each a folder that FastEnsemble.save wrote, zoo:cifar10 or hf:user/name; "
+            "name=MODEL gives it a name, which is the folder's otherwise.",
         ),
     ],
     host: Annotated[
@@ -66,8 +66,8 @@ def serve(
     """Serve models over HTTP.
 
     With the Open Inference Protocol v2 for Triton's and KServe's clients, POST /v1/predict for image files,
-    /metrics for Prometheus, and a page at /. Requests are batched over a few milliseconds. Send SIGHUP to load
-    all models again, SIGTERM to answer what was accepted and end within 10 seconds.
+    /metrics for Prometheus, and a page at /. Requests are batched over a few milliseconds. Send SIGHUP to
+    load all models again, SIGTERM to answer what was accepted and end within 10 seconds.
 
     Example: ensbridge serve zoo:cifar10 --port 8000
     """

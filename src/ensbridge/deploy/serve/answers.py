@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel, Field
 from torch import Tensor
@@ -204,7 +204,7 @@ def _path(model: ServedModel, states: Tensor, times: list[float], classes: list[
     return BridgePath(times=times, states=[_entries(model, state, classes) for state in log_probs])
 
 
-def error_responses(*statuses: int) -> Mapping[int | str, dict[str, object]]:
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What the OpenAPI description says of refusals."""
     return {status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in statuses}
 

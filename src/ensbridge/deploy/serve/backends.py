@@ -47,7 +47,7 @@ def check_backend(backend: str, device: torch.device) -> None:
 
 
 def is_random(fast: FastEnsemble) -> bool:
-    """Whether a bridge draws numbers by an image's place in its batch, so that requests must not share one."""
+    """Whether a bridge draws numbers by an image's place in its batch: requests must not share one."""
     bridges = [bridge for bridge in fast.each_bridge() if isinstance(bridge, Bridge)]
     return any(
         bridge.schedule.variance == "released" or bridge.config.test_temperature == "drawn"

@@ -33,8 +33,8 @@ class Limits:
                 raise ValueError(f"{field.name.replace('_', '-')} is {value}; it must be at least 1")
         if not self.seconds < GRACE:
             raise ValueError(
-                f"seconds is {self.seconds:g}; it must be below {GRACE:g}, so that a server that is told to end "
-                "can finish its requests"
+                f"seconds is {self.seconds:g}; it must be below {GRACE:g}, so that a server that "
+                "is told to end can finish its requests"
             )
         if self.wait_ms > 1000 * self.seconds:
             raise ValueError(f"wait-ms is {self.wait_ms:g}; it must be within a request's {self.seconds:g} s")

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2: JSON, and the binary tensor extension, into a tensor and back. No HTTP here."""
+"""The Open Inference Protocol v2, with binary tensors, into a tensor and back. No HTTP here."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _binary(size: object, tail: memoryview | None, numbers: int, kind: np.dtype[
     if size != needed or there != needed:
         raise Refused(
             400,
-            f"the shape needs {needed} bytes, binary_data_size is {str(size)[:20]} and {there} follow the JSON",
+            f"the shape needs {needed} bytes, binary_data_size is {str(size)[:20]}, {there} follow the JSON",
         )
     assert tail is not None
     return np.frombuffer(tail, kind).astype(kind.newbyteorder("="))  # a copy, that may be written to

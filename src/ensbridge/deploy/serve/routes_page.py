@@ -15,7 +15,7 @@ _CACHE = {"Cache-Control": "no-cache"}
 
 
 def _content(name: str) -> bytes:
-    return files("ensbridge.deploy.serve").joinpath("page", name).read_bytes()
+    return files("ensbridge.deploy.serve").joinpath(f"page/{name}").read_bytes()
 
 
 @router.get("/")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from ensbridge import __version__
 from ensbridge.deploy.serve.answers import error_responses
@@ -17,6 +17,7 @@ from ensbridge.deploy.serve.protocol import (
     InferResponse,
     ModelMetadata,
     ServerMetadata,
+    first_error,
     metadata,
     parse_request,
     write_response,
@@ -57,6 +58,23 @@ class LoadRequest(BaseModel):
     """A model is loaded from its own folder again; nothing else can be asked for."""
 
     parameters: dict[str, Any] | None = Field(None, description="Must be empty.")
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def _optional(body: type[BaseModel]) -> dict[str, Any]:
+    """The description of a JSON body that may be left out, and that Triton's client sends without its type."""
+    return {"requestBody": {"content": {"application/json": {"schema": body.model_json_schema()}}}}
+
+
+def _parse(kind: type[Body], content: bytes) -> Body | None:
+    if not content:
+        return None
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise Refused(400, f"the request's JSON is wrong: {first_error(error)}") from error
 
 
 def registry(request: Request) -> Registry:
@@ -179,9 +197,14 @@ async def _infer(request: Request, model: ServedModel) -> Response:
     return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})
 
 
-@router.post("/repository/index", responses=error_responses(400, 401, 408, 413, 415, 422))
-async def repository_index(request: Request, wanted: IndexRequest | None = None) -> list[RepositoryEntry]:
+@router.post(
+    "/repository/index",
+    openapi_extra=_optional(IndexRequest),
+    responses=error_responses(400, 401, 408, 413, 415),
+)
+async def repository_index(request: Request) -> list[RepositoryEntry]:
     """The models of this server."""
+    _parse(IndexRequest, await request.body())
     return [
         RepositoryEntry(name=name, version=VERSION, state="READY", reason="")
         for name in registry(request).models
@@ -191,9 +214,10 @@ async def repository_index(request: Request, wanted: IndexRequest | None = None)
 @router.post(
     "/repository/models/{name}/load",
     response_model_exclude_none=True,
+    openapi_extra=_optional(LoadRequest),
     responses=error_responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
 )
-async def load_model(request: Request, name: Name, wanted: LoadRequest | None = None) -> Health:
+async def load_model(request: Request, name: Name) -> Health:
     """Load a model from its folder again; requests go to the old one until the new one is ready.
 
     Only on a server with a token. Where loading takes longer than a request may, it goes on after the answer.
@@ -202,6 +226,7 @@ async def load_model(request: Request, name: Name, wanted: LoadRequest | None = 
         raise Refused(
             403, "this server has no token, so that nothing can be changed; send it SIGHUP to reload"
         )
+    wanted = _parse(LoadRequest, await request.body())
     if wanted is not None and wanted.parameters:
         raise Refused(400, "parameters cannot be given; the model is loaded from its own folder")
     model = registry(request).find(name)

@@ -104,7 +104,7 @@ class ServedModel:
 
     @torch.inference_mode()
     def _explain(self, images: Tensor) -> Outputs:
-        """In eager torch: also the states along each bridge, (B, states, K), and the true ensemble's logits."""
+        """In eager torch: also the states along each bridge, (B, states, K), and the ensemble's logits."""
         images = images.to(self.settings.device)
         paths: dict[str, Tensor] = {}
 
