@@ -33,11 +33,7 @@ def create_app(models: Registry, token: str | None = None) -> Guard:
     metrics = Metrics()
     models.observe, models.reloaded = metrics.batch, metrics.reloaded
     metrics.watch_queues(lambda: {name: model.waiting for name, model in models.models.items()})
-    decoders = ThreadPoolExecutor(DECODERS, "decode")
     tasks: set[asyncio.Task[None]] = set()
-
-    async def decode(function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(decoders, function, *arguments)
 
     async def reload(name: str) -> None:
         """Load a model again; a client that does not wait for it does not stop it."""
@@ -55,7 +51,13 @@ def create_app(models: Registry, token: str | None = None) -> Guard:
                 say(f"{name} was not loaded again, the old one stays: {one_line(error)}")
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        decoders = ThreadPoolExecutor(DECODERS, "decode")
+
+        async def decode(function: Callable[..., Any], *arguments: Any) -> Any:
+            return await asyncio.get_running_loop().run_in_executor(decoders, function, *arguments)
+
+        app.state.decode = decode
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             loop = asyncio.get_running_loop()
 
@@ -78,7 +80,7 @@ def create_app(models: Registry, token: str | None = None) -> Guard:
         lifespan=lifespan,
     )
     app.state.registry, app.state.metrics, app.state.has_token = models, metrics, token is not None
-    app.state.decode, app.state.reload = decode, reload
+    app.state.reload = reload
     for router in (routes_v2.router, routes_v1.router, routes_page.router):
         app.include_router(router)
     _answer_errors(app)

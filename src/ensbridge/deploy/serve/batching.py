@@ -100,7 +100,7 @@ class Batcher:
             )
         loop = asyncio.get_running_loop()
         if self._loop is None or self._loop.done():
-            self._loop = loop.create_task(self._serve())
+            self._wake, self._loop = asyncio.Event(), loop.create_task(self._serve())
         request = _Request(images, loop.time(), loop.create_future())
         self._requests.append(request)
         self.waiting += len(images)
@@ -118,6 +118,7 @@ class Batcher:
             await asyncio.sleep(0.02)
         if self._loop is not None:
             self._loop.cancel()
+            await asyncio.wait([self._loop])
 
     async def _serve(self) -> None:
         while True:

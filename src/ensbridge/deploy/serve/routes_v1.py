@@ -29,7 +29,9 @@ class Healthy(BaseModel):
 )
 async def predict(
     request: Request,
-    images: Annotated[list[UploadFile], File(description="Image files: PNG, JPEG, BMP, WEBP or PPM.")],
+    images: Annotated[
+        list[UploadFile], File(min_length=1, description="Image files: PNG, JPEG, BMP, WEBP or PPM.")
+    ],
     model: ModelName = None,
     top: Annotated[int, Query(ge=1, le=1000, description="How many classes are listed.")] = 5,
     steps: Annotated[bool, Query(description="Also the states along the bridges.")] = False,

@@ -64,7 +64,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def _optional(body: type[BaseModel]) -> dict[str, Any]:
-    """The description of a JSON body that may be left out, and that Triton's client sends without its type."""
+    """The description of a JSON body that may be left out; Triton's client sends it without its type."""
     return {"requestBody": {"content": {"application/json": {"schema": body.model_json_schema()}}}}
 
 
