@@ -26,12 +26,18 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; apt-
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("page") / "model"
     small(BridgeConfig(), BridgeConfig()).save(place, image_shape=(3, 8, 8), class_names=_serving.NAMES)
+    other = small(BridgeConfig())
+    for weight in other.parameters():
+        weight.data *= 1.1
+    other.save(place.with_name("other"), image_shape=(3, 8, 8))
     return place
 
 
 @pytest.fixture(scope="module")
 def base(folder: Path) -> Iterator[str]:
-    with serving(_serving.registry(folder, f"second={folder}", members=(str(folder),))) as address:
+    with serving(
+        _serving.registry(folder, f"second={folder}", members=(str(folder.with_name("other")),))
+    ) as address:
         yield address
 
 
@@ -75,7 +81,7 @@ def expected(base: str, content: bytes) -> tuple[str, dict[str, list[str]]]:
     (answer,) = upload(base, ("a.png", content), query="?ensemble=true").json()["predictions"]
     opinions = (answer["source"], answer, answer["ensemble"])
     tables = [{entry["label"]: entry["probability"] for entry in each["probabilities"]} for each in opinions]
-    words = answer["label"] + answer["uncertainty"]["words"]
+    words = answer["label"] + answer["uncertainty"]["words"].replace(" %", "\xa0%")
     return words, {label: [percent(table[label]) for table in tables] for label in tables[1]}
 
 

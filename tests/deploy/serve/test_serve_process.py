@@ -184,6 +184,7 @@ def test_wrong_options_end_with_one_sentence(
     assert "9" in fails(monkeypatch, capsys, folder, "--seconds", "9")
     assert "token" in fails(monkeypatch, capsys, folder, "--token", "")
     assert "member.pt" in fails(monkeypatch, capsys, folder, "--port", "0", "--members", "member.pt")
+    assert str(folder) in fails(monkeypatch, capsys, folder, "--port", "0", "--members", folder)
     assert "3, 9, 9, 9" in fails(monkeypatch, capsys, folder, "--port", "0", "--image-shape", "3,9,9,9")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -201,7 +201,17 @@ def _members(spec: ModelSpec, fast: FastEnsemble, settings: Settings) -> Ensembl
             nets.append(load(text, allow=settings.allow).source)
         else:
             nets.append(load_weights(copy.deepcopy(fast.source).cpu(), path))
+    states = [net.state_dict() for net in nets]
+    for number, text in enumerate(spec.members, start=len(nets) - len(spec.members)):
+        if any(_same(states[number], other) for other in states[:number]):
+            raise ValueError(f"the member {text} has the weights of another or of the source; give each once")
     return Ensemble(nets).to(settings.device).eval().requires_grad_(False)
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].shape == other[name].shape and one[name].cpu().equal(other[name].cpu()) for name in one
+    )
 
 
 class Registry:

@@ -1,7 +1,7 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
 const PREDICTORS = { source: "One network", model: "Model", ensemble: "True ensemble" };
-const CLASSES = 6, LINES = 4;
+const CLASSES = 6, LINES = 4, LEAST = 0.0005;
 let model = null, token = "", current = null, asked = 0;
 
 function make(tag, attributes = {}, ...children) {
@@ -86,7 +86,7 @@ async function predict(blob, name) {
 function show(prediction) {
   $("status").hidden = true;
   const { words, entropy, msp, disagreement } = prediction.uncertainty;
-  $("words").replaceChildren(make("strong", {}, prediction.label), words);
+  $("words").replaceChildren(make("strong", {}, prediction.label), words.replaceAll(" %", "\u00a0%"));
   const scores = [
     ["Probability of another class (1 − MSP)", percent(msp)],
     ["Entropy", `${entropy.toFixed(3)} nats`],
@@ -106,14 +106,15 @@ function showBars(said) {
   $("legend").replaceChildren(...Object.keys(said).map((name) => {
     const cost = model.cost[name];
     return make("li", {}, make("span", { class: `swatch ${name}` }), PREDICTORS[name],
-      make("small", {}, `×${cost.ratio.toFixed(2)} · ${millions(cost.macs)} MACs · ${millions(cost.parameters)} parameters`));
+      make("small", {}, `×${cost.ratio.toFixed(2)} · ${millions(cost.macs)} MACs · ${millions(cost.parameters)} params`));
   }));
   const tables = Object.fromEntries(Object.entries(said).map(([name, opinion]) => [name, byClass(opinion.probabilities)]));
   const largest = new Map();
   for (const table of Object.values(tables))
     for (const [index, p] of table) largest.set(index, Math.max(p, largest.get(index) ?? 0));
   const chosen = [...largest.keys()].sort((a, b) =>
-    (tables.model.get(b) ?? 0) - (tables.model.get(a) ?? 0) || largest.get(b) - largest.get(a)).slice(0, CLASSES);
+    (tables.model.get(b) ?? 0) - (tables.model.get(a) ?? 0) || largest.get(b) - largest.get(a))
+    .filter((index, at) => at < 2 || largest.get(index) >= LEAST).slice(0, CLASSES);
   $("bars").replaceChildren(...chosen.map((index) => {
     const name = model.classes[index];
     const bars = Object.keys(said).map((who) => {
