@@ -102,5 +102,5 @@ def serve(
     registry = Registry(specs, settings)
     if token is None and not taken.getsockname()[0].startswith(("127.", "::1")):
         tell("anyone who reaches this address can use it; set ENSBRIDGE_TOKEN to ask for a token")
-    print(f"serving {', '.join(registry.models)} on {address(taken)} (backend {backend})", flush=True)
-    run(registry, taken, token)
+    line = f"serving {', '.join(registry.models)} on {address(taken)} (backend {backend})"
+    run(registry, taken, token, ready=lambda: print(line, flush=True))

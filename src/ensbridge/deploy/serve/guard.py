@@ -25,15 +25,7 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 # the server lives, for whoever restarts it.
 OPEN = ("/", "/healthz", "/v2/health/live", "/v2/health/ready", "/openapi.json")
 OPEN_FOLDERS = ("/page/", "/examples/")
-HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (
-        b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
-        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    ),
-]
+HEADERS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
 
 
 class ClientGone(Exception):

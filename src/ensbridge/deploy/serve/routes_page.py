@@ -12,6 +12,10 @@ from ensbridge.deploy.serve.examples import EXAMPLES, draw_example
 router = APIRouter(include_in_schema=False)
 TYPES = {"page.css": "text/css", "page.js": "text/javascript"}
 _CACHE = {"Cache-Control": "no-cache"}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def _content(name: str) -> bytes:
@@ -21,7 +25,9 @@ def _content(name: str) -> bytes:
 @router.get("/")
 async def page() -> Response:
     """The page."""
-    return Response(_content("index.html"), media_type="text/html", headers=_CACHE)
+    return Response(
+        _content("index.html"), media_type="text/html", headers={**_CACHE, "Content-Security-Policy": _POLICY}
+    )
 
 
 @router.get("/page/{name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from collections.abc import Callable
 
 import uvicorn
 
@@ -40,7 +41,23 @@ def address(taken: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(models: Registry, token: str | None = None) -> uvicorn.Server:
+class Server(uvicorn.Server):
+    """A server that says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say so."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            self.ready()
+
+
+def make_server(
+    models: Registry, token: str | None = None, ready: Callable[[], None] = lambda: None
+) -> Server:
     """A server that is not yet started; `run(sockets=[…])` starts it."""
     config = uvicorn.Config(
         create_app(models, token),
@@ -53,13 +70,15 @@ def make_server(models: Registry, token: str | None = None) -> uvicorn.Server:
         timeout_graceful_shutdown=int(GRACE),
         limit_concurrency=models.limits.connections,
     )
-    return uvicorn.Server(config)
+    return Server(config, ready)
 
 
-def serve(models: Registry, taken: socket.socket, token: str | None = None) -> None:
+def serve(
+    models: Registry, taken: socket.socket, token: str | None = None, ready: Callable[[], None] = lambda: None
+) -> None:
     """Serve until SIGTERM or an interrupt; requests that were accepted are answered first."""
     if threading.current_thread() is threading.main_thread():
         # uvicorn raises the signal that ended it once more at its end, which is no failure here.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-    make_server(models, token).run(sockets=[taken])
+    make_server(models, token, ready).run(sockets=[taken])
