@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
+import threading
+import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -304,6 +308,34 @@ def test_requests_side_by_side_are_batched_and_never_mixed_up(base: str, fast: F
     )
     assert images_seen >= 32
     assert batches < images_seen
+
+
+def test_what_takes_too_long_or_waits_too_long_is_refused(folder: Path) -> None:
+    models = _serving.registry(folder, limits=Limits(seconds=1, queue=2, wait_ms=0, bodies=10_000))
+    served, go = models.find(), threading.Event()
+    compute = served.predict._compute
+    served.predict._compute = lambda images: (go.wait(10), compute(images))[1]
+    with serving(models) as base, ThreadPoolExecutor(4) as pool:
+        with socket.create_connection(urlsplit(base).netloc.split(":"), timeout=10) as slow:
+            slow.sendall(b"POST /v2/models/model/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+            two = request_for(np.concatenate([IMAGE, IMAGE]))
+            running = pool.submit(infer, base, "model", request_for(IMAGE))
+            while not served.predict.running:
+                time.sleep(0.005)
+            waiting = pool.submit(infer, base, "model", two)
+            while served.waiting < 2:
+                time.sleep(0.005)
+            refused = infer(base, "model", request_for(IMAGE))
+            one_sentence(refused, 429)
+            assert refused.headers["retry-after"] == "1"
+            one_sentence(infer(base, "model", b" " * 9_000), 429)  # with those that wait it is too much
+            for late in (running.result(), waiting.result()):
+                one_sentence(late, 503)
+                assert late.headers["retry-after"] == "1"
+            assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
+        go.set()
+        assert infer(base, "model", request_for(IMAGE)).status == 200
+        assert b"ensbridge_body_bytes 0.0" in send(base, "GET", "/metrics").body
 
 
 def test_a_token_is_asked_for_except_by_the_page_and_health(folder: Path) -> None:

@@ -68,27 +68,22 @@ class Guard:
 
     async def _within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._check_token(scope)
-        size = 0
-        deadline = asyncio.get_running_loop().time() + self.limits.seconds
+        loop, body = asyncio.get_running_loop(), bytearray()
+        deadline = loop.time() + self.limits.seconds
         try:
             try:
-                body = await asyncio.wait_for(self._read(scope, receive), self.limits.seconds)
+                await asyncio.wait_for(self._read(scope, receive, body), self.limits.seconds)
             except asyncio.TimeoutError:
-                raise Refused(
-                    408,
-                    f"the request did not arrive within {self.limits.seconds:g} s",
-                    {"Connection": "close"},
-                ) from None
-            size = len(body)
-            self._count(size)
-            left = max(0.01, deadline - asyncio.get_running_loop().time())
+                sentence = f"the request did not arrive within {self.limits.seconds:g} s"
+                raise Refused(408, sentence, {"Connection": "close"}) from None
+            left = max(0.01, deadline - loop.time())
             try:
-                await asyncio.wait_for(self.app(scope, _replay(body, receive), send), left)
+                await asyncio.wait_for(self.app(scope, _replay(bytes(body), receive), send), left)
             except asyncio.TimeoutError:
                 sentence = f"the answer was not ready within {self.limits.seconds:g} s; try again later"
                 raise busy(503, sentence) from None
         finally:
-            self._count(-size)
+            self._count(-len(body))
 
     def _count(self, size: int) -> None:
         self._bytes += size
@@ -104,30 +99,30 @@ class Guard:
                 401, "the bearer token is missing or wrong; send Authorization: Bearer …", _CHALLENGE
             )
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+    async def _read(self, scope: Scope, receive: Receive, body: bytearray) -> None:
+        """Append the whole request to `body`; what was counted of it is in there, come what may."""
         if (_header(scope, b"content-encoding") or b"identity").lower() != b"identity":
             raise Refused(415, "the request is compressed; send it as it is")
         length = _header(scope, b"content-length")
         if length is not None and length.isdigit():
-            self._check_size(int(length))
-        body = bytearray()
-        while True:
+            self._check_size(int(length), 0)
+        more = True
+        while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            body += message.get("body", b"")
-            self._check_size(len(body))
-            if not message.get("more_body", False):
-                return bytes(body)
+            part = message.get("body", b"")
+            self._check_size(len(body) + len(part), len(body))
+            body += part
+            self._count(len(part))
+            more = message.get("more_body", False)
 
-    def _check_size(self, size: int) -> None:
+    def _check_size(self, size: int, counted: int) -> None:
         if size > self.limits.body:
-            raise Refused(
-                413,
-                f"the request has more than {self.limits.body:,} bytes; send less",
-                {"Connection": "close"},
-            )
-        if self._bytes and self._bytes + size > self.limits.bodies:
+            sentence = f"the request has more than {self.limits.body:,} bytes; send less"
+            raise Refused(413, sentence, {"Connection": "close"})
+        others = self._bytes - counted
+        if others and others + size > self.limits.bodies:
             raise busy(429, "too many large requests are waiting; try again later")
 
 

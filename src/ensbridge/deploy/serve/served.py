@@ -233,9 +233,7 @@ class Registry:
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
-            raise Refused(
-                404, f"there is no model {name[:64]!r}; there are: {', '.join(self.models)}".replace("\\", "")
-            )
+            raise Refused(404, f"there is no model {name[:64]!r}; there are: {', '.join(self.models)}")
         return self.models[name]
 
     async def reload(self, name: str) -> None:
