@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -25,6 +26,7 @@ class Load:
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
+    cpu: float = 0.0  # seconds of the server's process meanwhile
 
     @property
     def throughput(self) -> float:
@@ -85,6 +87,12 @@ async def closed_loop(
     await asyncio.gather(*(client(number) for number in range(clients)))
     load.seconds = time.perf_counter() - begun
     return load
+
+
+def cpu_seconds(pid: int) -> float:
+    """The time that a process has had on the cores so far, on Linux."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Throughput and latency of `ensbridge serve` beside servers of one network, under a closed loop.
 
-    python benchmarks/serving.py [--backend onnxruntime] [--clients 32] [--rounds 8] [--seconds 5]
+    python benchmarks/serving.py [--backend onnxruntime] [--clients 32] [--rounds 24] [--seconds 2]
 
 Three servers are up at once and loaded in turn, in a new order each round, one image a request:
 
@@ -8,7 +8,8 @@ Three servers are up at once and loaded in turn, in a new order each round, one 
 - one network (the source alone, saved as a model without bridges), by `ensbridge serve`: the same stack;
 - one network behind a bare FastAPI route: no batching, no limits, one image a call.
 
-Ratios are of the same round; their median stands beside their range. It prints the table of serving.md.
+Ratios are of the same round; beside their median stands its 95 % interval. On a machine that others use too, the
+server's own CPU time an image says more than the throughput. It prints the tables of serving.md.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import uvicorn
-from _load import Load, closed_loop, infer_request, raw_request, server
+from _load import Load, closed_loop, cpu_seconds, infer_request, raw_request, server
 from fastapi import FastAPI, Request, Response
 
 import ensbridge as eb
+from ensbridge.deploy.benchmark.ratios import median_interval, quantile
 from ensbridge.deploy.serve.backends import build_backend
 from ensbridge.deploy.serve.run import address, bind
 
@@ -40,8 +42,8 @@ def main() -> None:
     )
     parser.add_argument("--backend", default="eager", help="eager, compiled or onnxruntime (eager)")
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each server in each round (5)")
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each server in each round (2)")
     parser.add_argument("--bare", metavar="FOLDER", help=argparse.SUPPRESS)  # runs the bare server
     chosen = parser.parse_args()
     if chosen.bare:
@@ -54,53 +56,58 @@ def main() -> None:
         serve = ["-m", "ensbridge", "serve", "--port", "0", "--backend", chosen.backend]
         bare = [__file__, "--bare", str(one), "--backend", chosen.backend]
         with server([*serve, f"net={MODEL}"]) as a, server([*serve, f"net={one}"]) as b, server(bare) as c:
-            measure(chosen, {"model": a[0], "one network": b[0], "one network, bare": c[0]})
+            measure(chosen, {"model": a, "one network": b, "one network, bare": c})
 
 
-def measure(chosen: argparse.Namespace, addresses: dict[str, str]) -> None:
+def measure(chosen: argparse.Namespace, servers: dict[str, tuple[str, int]]) -> None:
     images = np.random.default_rng(0).random((64, 1, 3, 32, 32), dtype=np.float32)
     protocol = [infer_request("net", image) for image in images]
-    requests = dict.fromkeys(addresses, protocol)
+    requests = dict.fromkeys(servers, protocol)
     requests["one network, bare"] = [raw_request("/infer", image.tobytes()) for image in images]
     rounds: list[dict[str, Load]] = []
-    order, draws = list(addresses), random.Random(0)
+    order, draws = list(servers), random.Random(0)
     for number in range(-1, chosen.rounds):
         draws.shuffle(order)
-        seconds = chosen.seconds if number >= 0 else 1.0  # the first warms up and does not count
-        loads = {
-            name: asyncio.run(closed_loop(addresses[name], requests[name], chosen.clients, seconds))
-            for name in order
-        }
-        print(
-            f"round {number + 1}",
-            {name: f"{load.throughput:.0f}/s" for name, load in loads.items()},
-            file=sys.stderr,
-        )
-        if number >= 0:
+        loads = {}
+        for name in order:
+            address, pid = servers[name]
+            before = cpu_seconds(pid)
+            loads[name] = asyncio.run(closed_loop(address, requests[name], chosen.clients, chosen.seconds))
+            loads[name].cpu = cpu_seconds(pid) - before
+        said = {name: f"{load.throughput:.0f}/s" for name, load in loads.items()}
+        print(f"round {number + 1}", said, file=sys.stderr)
+        if number >= 0:  # the first warms up
             rounds.append(loads)
-    print(table(rounds, list(addresses)))
+    print(table(rounds, list(servers)))
 
 
 def table(rounds: list[dict[str, Load]], names: list[str]) -> str:
+    """Medians of the rounds; ratios to one network of the same round, with the 95 % interval of their median."""
+    measures = [
+        lambda load: load.throughput,
+        lambda load: load.quantile(0.5),
+        lambda load: load.quantile(0.99),
+        lambda load: 1000 * load.cpu / len(load.latencies),
+    ]
     lines = [
-        "| server | images/s | median ms | p99 ms | throughput ratio (range) | p99 ratio (range) |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| server | images/s | median ms | p99 ms | CPU ms an image | throughput × | p99 × | CPU × |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name in names:
-        loads = [loads[name] for loads in rounds]
-        figures = [[load.throughput, load.quantile(0.5), load.quantile(0.99)] for load in loads]
-        throughput, median, p99 = np.median(figures, axis=0)
-        base = [loads["one network"] for loads in rounds]
-        speed = [load.throughput / other.throughput for load, other in zip(loads, base, strict=True)]
-        tail = [load.quantile(0.99) / other.quantile(0.99) for load, other in zip(loads, base, strict=True)]
+        figures = [[measure(loads[name]) for loads in rounds] for measure in measures]
+        base = [[measure(loads["one network"]) for loads in rounds] for measure in measures]
+        throughput, median, p99, cpu = (quantile(values, 0.5) for values in figures)
+        ratios = [spread(figures[at], base[at]) if name != "one network" else "1" for at in (0, 2, 3)]
         lines.append(
-            f"| {name} | {throughput:.0f} | {median:.0f} | {p99:.0f} | {spread(speed)} | {spread(tail)} |"
+            f"| {name} | {throughput:.0f} | {median:.0f} | {p99:.0f} | {cpu:.1f} | {' | '.join(ratios)} |"
         )
     return "\n".join(lines)
 
 
-def spread(ratios: list[float]) -> str:
-    return f"×{np.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
+def spread(values: list[float], base: list[float]) -> str:
+    ratios = [value / other for value, other in zip(values, base, strict=True)]
+    low, high = median_interval(ratios) or (min(ratios), max(ratios))
+    return f"{quantile(ratios, 0.5):.2f} ({low:.2f} … {high:.2f})"
 
 
 def serve_bare(folder: str, backend: str) -> None:
