@@ -8,8 +8,8 @@ Three servers are up at once and loaded in turn, in a new order each round, one 
 - one network (the source alone, saved as a model without bridges), by `ensbridge serve`: the same stack;
 - one network behind a bare FastAPI route: no batching, no limits, one image a call.
 
-Ratios are of the same round; beside their median stands its 95 % interval. On a machine that others use too, the
-server's own CPU time an image says more than the throughput. It prints the tables of serving.md.
+Ratios are of the same round; beside their median stands its 95 % interval. On a machine that others use too,
+the server's own CPU time an image says more than the throughput. It prints the tables of serving.md.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def measure(chosen: argparse.Namespace, servers: dict[str, tuple[str, int]]) -> 
 
 
 def table(rounds: list[dict[str, Load]], names: list[str]) -> str:
-    """Medians of the rounds; ratios to one network of the same round, with the 95 % interval of their median."""
+    """Medians of the rounds; ratios to one network in the same round, with their median's 95 % interval."""
     measures = [
         lambda load: load.throughput,
         lambda load: load.quantile(0.5),
