@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -40,7 +41,8 @@ def serve(
     ] = "eager",
     device: Device = "cpu",
     threads: Annotated[
-        int | None, typer.Option(metavar="COUNT", min=1, help="Threads of a model; by default all cores.")
+        int | None,
+        typer.Option(metavar="COUNT", min=1, help="Threads of a model; by default all cores but one."),
     ] = None,
     members: Annotated[
         list[str] | None,
@@ -84,6 +86,8 @@ def serve(
 
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise ValueError("the token is empty or holds what a header cannot; give letters and digits")
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, torch.get_num_threads() - 1)  # one core is left for the requests themselves
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = find_device(device)
