@@ -112,6 +112,7 @@ def spread(values: list[float], base: list[float]) -> str:
 
 def serve_bare(folder: str, backend: str) -> None:
     """One network behind one route: the least that FastAPI and uvicorn can do."""
+    torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # as `ensbridge serve` has it
     run = build_backend(backend, eb.load(folder), torch.zeros(1, 3, 32, 32), 16)  # type: ignore[arg-type]
     app, thread = FastAPI(), ThreadPoolExecutor(1)
 
