@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ensbridge.data.ood import OOD_SETS as OOD_SETS
     from ensbridge.data.ood import ood_images as ood_images
     from ensbridge.data.reading import open_splits as open_splits
+    from ensbridge.data.stream import Stream as Stream
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -48,5 +49,6 @@ __getattr__, __dir__ = lazy_names(
         "loader": "ImageSet as_image_set",
         "ood": "OOD_SETS ood_images",
         "reading": "open_splits",
+        "stream": "Stream",
     },
 )
