@@ -119,7 +119,7 @@ def compare(run: Run, recipe: Recipe, data: eb.data.Splits, seed: int) -> list[d
         log_probs = member_log_probs(model, images)
         information = eb.metrics.decompose_entropy(log_probs).mutual_information
         truth = eb.metrics.decompose_entropy(real).mutual_information
-        spread, wanted = (each.exp().var(0).sum(-1) for each in (log_probs, real))
+        spread, wanted = (values.exp().var(0).sum(-1) for values in (log_probs, real))
         row: dict[str, object] = {"model": name, "seed": seed, "mi": information.mean().item()}
         row |= {"mi_rank": float(spearmanr(information, truth)[0])}  # type: ignore[arg-type]
         row |= {"variance_ratio": (spread.mean() / wanted.mean()).item()}
