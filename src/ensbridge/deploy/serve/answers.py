@@ -137,7 +137,7 @@ def answer(
             raise Refused(422, f"the model has no finite prediction for image {number + 1} ({image})")
     logits, source = log_probs["logits"], log_probs["source_logits"]
     scores = entropy(logits), msp_uncertainty(logits).clamp(0, 1), total_variation(logits, source).clamp(0, 1)
-    paths = [outputs[name] for name in sorted(outputs) if name.startswith("path")] if steps else []
+    paths = [outputs[name] for name in outputs if name.startswith("path")] if steps else []
     predictions = []
     for number, image in enumerate(images):
         ours = _opinion(model, logits[number], top)
