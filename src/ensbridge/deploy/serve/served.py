@@ -76,8 +76,8 @@ class ServedModel:
         self.class_names = fast.class_names or tuple(map(str, range(self.classes)))
         if len(self.class_names) != self.classes:
             raise ValueError(
-                f"the model has {self.classes} classes and {len(self.class_names)} class_names; save it again "
-                "with one each"
+                f"the model has {self.classes} classes and {len(self.class_names)} class_names; "
+                "save it again with one each"
             )
         self.pixels = Pixels.of(fast, settings.mean, settings.std)
         self.takes_files = len(self.shape) == 3 and self.shape[0] in CHANNELS
