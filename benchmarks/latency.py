@@ -15,7 +15,7 @@ import torch
 import ensbridge as eb
 from ensbridge.deploy.benchmark import bench
 from ensbridge.deploy.benchmark.runtimes import RUNTIMES
-from ensbridge.deploy.benchmark.words import headline, markdown
+from ensbridge.deploy.benchmark.text import headline, markdown
 from ensbridge.methods import Bridge
 from ensbridge.utils.devices import find_device
 from ensbridge.utils.progress import progress_bars

@@ -80,7 +80,7 @@ def pooled(
     seeds: Iterable[int] = (0,),
 ) -> dict[str, Tensor]:
     """Each model's NLL on every held-out image, of the experiment for each of the seeds."""
-    found: dict[str, list[Tensor]] = {}
+    nlls: dict[str, list[Tensor]] = {}
     for number, seed in itertools.product(range(FOLDS), seeds):
         data = fold(number, noise)
         folder = out / f"fold-{number}-seed-{seed}"
@@ -88,8 +88,8 @@ def pooled(
         labels = data.val.labels
         assert labels is not None
         for name, log_probs in result.log_probs["validation"].items():
-            found.setdefault(name, []).append(eb.metrics.nll_per_image(log_probs, labels))
-    return {name: torch.cat(parts) for name, parts in found.items()}
+            nlls.setdefault(name, []).append(eb.metrics.nll_per_image(log_probs, labels))
+    return {name: torch.cat(parts) for name, parts in nlls.items()}
 
 
 def stage_of(recipe: Recipe, stage: str) -> Callable[[int], Experiment]:
@@ -99,7 +99,7 @@ def stage_of(recipe: Recipe, stage: str) -> Callable[[int], Experiment]:
 
 def line(name: str, nlls: Mapping[str, Tensor]) -> str:
     """NLLs and, in brackets, the share of the distance from DE-1 to DE-3 that is closed."""
-    means = {model: each.mean().item() for model, each in nlls.items()}
+    means = {model: values.mean().item() for model, values in nlls.items()}
     one, three = means["DE-1"], means["DE-3"]
     cells = [f"{model} {nll:.4f} ({(one - nll) / (one - three):+.2f})" for model, nll in means.items()]
     return f"{name:<30} " + "  ".join(cells)
@@ -115,17 +115,17 @@ def study_task(out: Path, variants: int | None) -> None:
 
 def bridge_recipe(variant: Mapping[str, float]) -> Recipe:
     """The recipe with a variant of its bridges."""
-    own = {**USUAL, **variant}
+    values = {**USUAL, **variant}
     fit = replace(
         BASE.bridge_fit,
-        augment=eb.data.Augment(mixup=own["mixup"], noise=own["noise"]),
-        lr=own["lr"],
-        epochs=own["epochs"],
+        augment=eb.data.Augment(mixup=values["mixup"], noise=values["noise"]),
+        lr=values["lr"],
+        epochs=values["epochs"],
     )
-    short = replace(fit, epochs=BASE.distill_fit.epochs, lr=own["distil_lr"])
-    bridge = replace(BASE.bridge, temperature=eb.TemperatureLaw(base=own["T"]), ema=own["ema"])
+    short = replace(fit, epochs=BASE.distill_fit.epochs, lr=values["distil_lr"])
+    bridge = replace(BASE.bridge, temperature=eb.TemperatureLaw(base=values["T"]), ema=values["ema"])
     fits = {"bridge_fit": fit, "kl_fit": fit, "distill_fit": short}
-    return replace(BASE, bridge=bridge, kl_temperature=own["T"], **fits)
+    return replace(BASE, bridge=bridge, kl_temperature=values["T"], **fits)
 
 
 def study_bridge(out: Path, variants: int | None) -> None:
@@ -198,11 +198,11 @@ def bridge_spec(recipe: Recipe, seed: int, group: Group, start: int) -> MethodSp
 def study_pairs(out: Path, variants: int | None) -> None:
     """Pairs of bridges with KL towards groups of five members, for two seeds."""
     recipe, chosen = eb.experiments.digits(), dict([*PAIRS.items()][:variants])
-    bridges = dict.fromkeys(each for groups in chosen.values() for each in starts(groups))
-    models = tuple(pair_model(*each) for each in chosen.items())
+    bridges = dict.fromkeys(pair for groups in chosen.values() for pair in starts(groups))
+    models = tuple(pair_model(*pair) for pair in chosen.items())
 
     def experiment(seed: int) -> Experiment:
-        specs = {bridge_name(*each): bridge_spec(recipe, seed, *each) for each in bridges}
+        specs = {bridge_name(*pair): bridge_spec(recipe, seed, *pair) for pair in bridges}
         job = Job("bridges", "bridges", specs, eb.experiments.member_folders(recipe, 5))
         return Experiment((*stage_of(recipe, "members")(seed).jobs, job), models, {})
 

@@ -34,20 +34,20 @@ class Given(NamedTuple):
 
 def parser(doc: str | None, *, epochs: float) -> argparse.ArgumentParser:
     """What every training study asks for; `epochs` is its length unless another is given."""
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
-    found.add_argument("data", help="an npz, a folder, or cifar10")
-    found.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
-    found.add_argument("--recipe", choices=["cifar10", "cifar100"], default="cifar10")
-    found.add_argument("--weights", type=Path, help="folder of the members; results/RECIPE unless given")
-    found.add_argument("--epochs", type=float, default=epochs)
-    found.add_argument("--batch", type=int, default=512)
-    found.add_argument("--lr", type=float, default=2e-3)
-    found.add_argument("--mixup", type=float, default=0.4)
-    found.add_argument("--cutmix", type=float, default=0.0)
-    found.add_argument("--checkpoint-every", type=int, default=800)
-    found.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
-    found.add_argument("--final", action="store_true", help="use the test images, once all is chosen")
-    return found
+    asked = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    asked.add_argument("data", help="an npz, a folder, or cifar10")
+    asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
+    asked.add_argument("--recipe", choices=["cifar10", "cifar100"], default="cifar10")
+    asked.add_argument("--weights", type=Path, help="folder of the members; results/RECIPE unless given")
+    asked.add_argument("--epochs", type=float, default=epochs)
+    asked.add_argument("--batch", type=int, default=512)
+    asked.add_argument("--lr", type=float, default=2e-3)
+    asked.add_argument("--mixup", type=float, default=0.4)
+    asked.add_argument("--cutmix", type=float, default=0.0)
+    asked.add_argument("--checkpoint-every", type=int, default=800)
+    asked.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
+    asked.add_argument("--final", action="store_true", help="use the test images, once all is chosen")
+    return asked
 
 
 def begin(parser: argparse.ArgumentParser) -> Given:

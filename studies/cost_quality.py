@@ -53,12 +53,12 @@ def draw(theme: str) -> None:
     rows = {row["model"]: row for row in json.loads((RESULTS / "cifar10.json").read_text())["rows"]}
     plt.rcParams.update({"svg.hashsalt": "ensbridge", "svg.fonttype": "none", "font.family": "sans-serif"})
     figure, axes = plt.subplots(figsize=(7.6, 3.9), layout="constrained")
-    for label, kind, style, names, (place, shift) in SERIES:
+    for label, kind, style, names, (index, shift) in SERIES:
         points = [(rows[name]["macs_ratio"], rows[name]["nll"]["mean"]) for name in names]
         axes.plot(*zip(*points, strict=True), style, color=colours[kind], markersize=6, linewidth=1.4)
         axes.annotate(
             label,
-            points[place],
+            points[index],
             shift,
             textcoords="offset points",
             color=colours[kind],

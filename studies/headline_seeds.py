@@ -57,10 +57,10 @@ def main() -> None:
         for name in OTHERS:
             below = nlls[name] - nlls[HEADLINE]
             paired[name].append([below.mean().item(), eb.metrics.standard_error(below)])
-    for name, each in paired.items():
-        means = [difference for difference, _ in each]
+    for name, differences in paired.items():
+        means = [difference for difference, _ in differences]
         error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else float("nan")
-        by_seed = "  ".join(f"{difference:+.4f} ± {error:.4f}" for difference, error in each)
+        by_seed = "  ".join(f"{difference:+.4f} ± {error:.4f}" for difference, error in differences)
         print(f"below {name:<32} {mean(means):+.4f} ± {error:.4f} over seeds:  {by_seed}")
     OUT.write_text(json.dumps({"rows": rows, "below": paired}, indent=1, ensure_ascii=False) + "\n")
 

@@ -47,9 +47,9 @@ def main() -> None:
         chosen = torch.randperm(len(images), generator=generator, device=DEVICE)[: options.count]
         seen = eb.data.ImageSet(augment(images[chosen].float() / 255, generator))
         truth, *others = eb.evaluation.predict_each(models, seen, 250).values()
-        source, control_kl, bridge_kl = (eb.metrics.kl_per_image(truth, each) for each in others)
+        source, control_kl, bridge_kl = (eb.metrics.kl_per_image(truth, values) for values in others)
         gain = control_kl - bridge_kl
-        figures = [f"{each.mean():.4f}" for each in (source, control_kl, bridge_kl)]
+        figures = [f"{values.mean():.4f}" for values in (source, control_kl, bridge_kl)]
         figures.append(f"{gain.mean():.4f} ± {eb.metrics.standard_error(gain):.4f}")
         figures.append(f"{-(truth.exp() * truth).sum(1).mean():.3f}")
         print(f"| {name} | " + " | ".join(figures) + " |", flush=True)

@@ -121,7 +121,7 @@ def experiment_of(
 ) -> Experiment:
     """Everything that is trained on the same inputs."""
     specs = {name: source_spec(recipe, name, bridges, fit) for name, bridges in methods.items()}
-    models = [each for name, bridges in methods.items() for each in models_of(folder, name, bridges)]
+    models = [model for name, bridges in methods.items() for model in models_of(folder, name, bridges)]
     if with_ed3:
         specs["ed3"] = student_spec(recipe, fit)
         models += models_of(folder, "ed3", ())

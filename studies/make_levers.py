@@ -69,11 +69,11 @@ def main() -> None:
         with np.load(folder / "validation.npz") as arrays:
             log_probs = {model: torch.from_numpy(arrays[model]).float() for model in arrays.files}
         for row in scores.rows:
-            own = "" if row.method == "DE" else inputs
-            if (own, row.model) not in nlls:
-                nlls[own, row.model] = eb.metrics.nll_per_image(log_probs[row.model], labels)
+            of_inputs = "" if row.method == "DE" else inputs
+            if (of_inputs, row.model) not in nlls:
+                nlls[of_inputs, row.model] = eb.metrics.nll_per_image(log_probs[row.model], labels)
                 figures = {"macs_ratio": row.macs_ratio, "acc": row.acc / 100, "nll": row.nll, "ece": row.ece}
-                where = {"dataset": "cifar10", "part": "validation", "inputs": own, "model": row.model}
+                where = {"dataset": "cifar10", "part": "validation", "inputs": of_inputs, "model": row.model}
                 rows.append(where | {"seed": scores.seed} | figures)
     levers = []
     for lever, new, old in LEVERS:
@@ -81,8 +81,8 @@ def main() -> None:
             change = nlls[new] - nlls[old]
             error = eb.metrics.standard_error(change)
             levers.append({"lever": lever, "nll_change": change.mean().item(), "se": error})
-    place = Path(__file__).parent.parent / "results" / "cifar10" / "levers.json"
-    place.write_text(json.dumps({"rows": rows, "levers": levers}, indent=1, ensure_ascii=False) + "\n")
+    path = Path(__file__).parent.parent / "results" / "cifar10" / "levers.json"
+    path.write_text(json.dumps({"rows": rows, "levers": levers}, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -55,39 +55,41 @@ def with_error(value: float | None, error: float | None, digits: int = 4) -> str
 # ------------------------------------------------------------------------------ CIFAR-10
 
 
-def score(row: Row, name: str, each: Sequence[str] = (), bold: Sequence[str] = ()) -> str:
+def score(row: Row, name: str, per_seed: Sequence[str] = (), bold: Sequence[str] = ()) -> str:
     """A score of the summary: mean, its spread over seeds and, where asked, every seed's."""
-    own, digits, member = row[name], DIGITS[name], row["model"].startswith("DE-")
+    values, digits, member = row[name], DIGITS[name], row["model"].startswith("DE-")
     if name == "dee" and member:
         return row["model"].removeprefix("DE-")
     if name == "dee" and all(row["beyond the largest ensemble"]):
         text = "> 5"
     else:
-        text = f"{own['mean']:.{digits}f}"
+        text = f"{values['mean']:.{digits}f}"
         several = len(row["seeds"]) > 1 and not member and name != "ece"
-        text += f" ± {own['sd']:.{digits}f}" if several and own["sd"] is not None else ""
+        text += f" ± {values['sd']:.{digits}f}" if several and values["sd"] is not None else ""
     text = f"**{text}**" if name in bold else text
-    return f"{text} ({', '.join(f'{one:.{digits}f}' for one in own['each'])})" if name in each else text
+    return (
+        f"{text} ({', '.join(f'{one:.{digits}f}' for one in values['each'])})" if name in per_seed else text
+    )
 
 
-def ten(model: str, each: Sequence[str] = (), bold: Sequence[str] = ()) -> str:
+def ten(model: str, per_seed: Sequence[str] = (), bold: Sequence[str] = ()) -> str:
     """Costs and scores of a model over the seeds."""
     row = named(read("cifar10.json")["rows"], model)
     costs = f"{row['macs_ratio']:.3f}", f"{row['params_ratio']:.3f}"
-    return cells(*costs, *(score(row, name, each, bold) for name in ("acc", "nll", "cnll", "ece", "dee")))
+    return cells(*costs, *(score(row, name, per_seed, bold) for name in ("acc", "nll", "cnll", "ece", "dee")))
 
 
 def plain(row: Row, *names: str, digits: dict[str, int] = DIGITS, most: int = 3) -> list[str]:
     """Scores of one seed."""
-    found = []
+    texts = []
     for name in names:
         text = f"{row[name]:.{digits[name]}f}" if name != "dee" else ""
         if name == "dee" and row["model"].startswith("DE-"):
             text = row["model"].removeprefix("DE-")
         elif name == "dee":
             text = f"> {most}" if isinstance(row["dee"], str) else f"{row['dee']:.2f}"
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def gain(row: Row) -> str:
@@ -134,13 +136,13 @@ def switches_of_members() -> str:
 
 def corrupted(model: str, paper: str = "") -> str:
     """Means over the corruptions at severity 1, over all five, and at severity 5."""
-    own = {row["severity"]: row for row in read("cifar10.json")["corrupted"] if row["model"] == model}
-    first = [f"{own[1][f'{name}_19']:.{DIGITS[name]}f}" for name in ("acc", "nll", "ece", "cnll")]
+    by_severity = {row["severity"]: row for row in read("cifar10.json")["corrupted"] if row["model"] == model}
+    first = [f"{by_severity[1][f'{name}_19']:.{DIGITS[name]}f}" for name in ("acc", "nll", "ece", "cnll")]
     whole = [
-        f"{mean(own[at][f'{name}_19'] for at in range(1, 6)):.{DIGITS[name]}f}"
+        f"{mean(by_severity[at][f'{name}_19'] for at in range(1, 6)):.{DIGITS[name]}f}"
         for name in ("acc", "nll", "cnll")
     ]
-    return cells(*first, paper, *whole, f"{own[5]['nll_19']:.3f}")
+    return cells(*first, paper, *whole, f"{by_severity[5]['nll_19']:.3f}")
 
 
 def run(file: str, model: str) -> str:
@@ -159,7 +161,7 @@ def hundred(model: str) -> str:
     """Costs and scores of a model, its validation scores, and what the paper has."""
     document = read("cifar100.json")
     row, held = named(document["rows"], model), named(document["validation"], model)
-    paper = [each for each in document["paper"] if each["model"] == model]
+    paper = [theirs for theirs in document["paper"] if theirs["model"] == model]
     single = {name: row[name]["mean"] for name in DIGITS} | {"model": model}
     single["dee"] = ">3" if row["beyond the largest ensemble"] == [True] else single["dee"]
     ((better, error),) = row["below its control's NLL"]
@@ -169,16 +171,16 @@ def hundred(model: str) -> str:
         *plain(single, "acc", "nll", "brier", "ece", "cnll", "dee"),
         with_error(better, error),
         f"{held['acc']['mean']:.2f} / {held['nll']['mean']:.4f}",
-        *(f"*{each['acc']:.2f} / {each['nll']:.4f} / {each['dee']:.4g}*" for each in paper),
+        *(f"*{theirs['acc']:.2f} / {theirs['nll']:.4f} / {theirs['dee']:.4g}*" for theirs in paper),
         *([] if paper else [""]),
     )
 
 
 def hundred_gain(name: str) -> str:
     """By how much a bridge is better than its control, paired over images."""
-    own = read("cifar100.json")["better than the control"][name]
-    nlls = [with_error(own[part]["nll"], own[part]["error"]) for part in ("test", "validation", "both")]
-    return cells(*nlls, with_error(own["both"]["points"], own["both"]["points error"], 2))
+    gains = read("cifar100.json")["better than the control"][name]
+    nlls = [with_error(gains[part]["nll"], gains[part]["error"]) for part in ("test", "validation", "both")]
+    return cells(*nlls, with_error(gains["both"]["points"], gains["both"]["points error"], 2))
 
 
 # ------------------------------------------------------------------------------ digits, and whole tables
@@ -199,9 +201,9 @@ def shipped(part: str) -> str:
 
 def table(name: str) -> str:
     """A whole table as it was measured."""
-    own = read("tables.json")[name]
-    head, *rows = (f"| {cells(*line)} |" for line in (own["columns"], *own["rows"]))
-    return "\n".join([head, "|---" * len(own["columns"]) + "|", *rows])
+    content = read("tables.json")[name]
+    head, *rows = (f"| {cells(*line)} |" for line in (content["columns"], *content["rows"]))
+    return "\n".join([head, "|---" * len(content["columns"]) + "|", *rows])
 
 
 # ------------------------------------------------------------------------------ the best model for the cost
@@ -309,11 +311,11 @@ def pages() -> dict[Path, str]:
     loader = FileSystemLoader(Path(__file__).parent / "pages")
     environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.globals.update({function.__name__: function for function in CALLED})
-    found = {}
+    texts = {}
     for name in PAGES:
         text = environment.get_template(f"{name.replace('/', '-')}.md.j2").render()
-        found[RESULTS / f"{name}.md"] = re.sub(r"\| +(?=\|)", "| ", text)  # empty cells
-    return found
+        texts[RESULTS / f"{name}.md"] = re.sub(r"\| +(?=\|)", "| ", text)  # empty cells
+    return texts
 
 
 def main() -> None:

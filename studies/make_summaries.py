@@ -36,7 +36,7 @@ PAIRS = {"two bridges": tuple(CONTROLS), "control of two": tuple(CONTROLS.values
 
 def rows(summary: Summary) -> list[dict[str, Any]]:
     """Each model with what its scores are on each seed, their mean and their standard deviation."""
-    found = []
+    lines = []
     for group in summary.rows:
         first = group.first
         scores = {
@@ -46,15 +46,15 @@ def rows(summary: Summary) -> list[dict[str, Any]]:
         costs = {"macs_ratio": first.macs_ratio, "params_ratio": first.params_ratio}
         gains = [[row.nll_gain_over_control, row.nll_gain_over_control_se] for row in group.rows]
         beyond = [isinstance(row.dee, str) for row in group.rows]
-        found.append({"model": group.model, "seeds": group.seeds, **costs, **scores})
-        found[-1] |= {"beyond the largest ensemble": beyond, "below its control's NLL": gains}
-    return found
+        lines.append({"model": group.model, "seeds": group.seeds, **costs, **scores})
+        lines[-1] |= {"beyond the largest ensemble": beyond, "below its control's NLL": gains}
+    return lines
 
 
 def mean_of(better: np.ndarray) -> dict[str, float]:
     """The mean over images and its standard error; seeds of one image are no images of their own."""
-    each = better.mean(0)
-    return {"nll": each.mean(), "error": each.std(ddof=1) / sqrt(len(each))}
+    of_images = better.mean(0)
+    return {"nll": of_images.mean(), "error": of_images.std(ddof=1) / sqrt(len(of_images))}
 
 
 def write(name: str, summary: Summary, document: Mapping[str, Any]) -> None:
@@ -77,12 +77,12 @@ def read_seed(path: Path) -> Scores:
         known = {row.model: row for row in first.rows}
         corrupted = {row.model for row in first.corrupted}
         later = read_scores(more)
-        own = [row for row in later.rows if not row.model.startswith("centre")]
-        for row in own:  # of the same members, on whatever machine
+        measured = [row for row in later.rows if not row.model.startswith("centre")]
+        for row in measured:  # of the same members, on whatever machine
             assert row.model not in known or abs(row.nll - known[row.model].nll) < 1e-4, (more, row.model)
         first = replace(
             first,
-            rows=first.rows + tuple(row for row in own if row.model not in known),
+            rows=first.rows + tuple(row for row in measured if row.model not in known),
             corrupted=first.corrupted + tuple(row for row in later.corrupted if row.model not in corrupted),
         )
     return first
@@ -90,15 +90,15 @@ def read_seed(path: Path) -> Scores:
 
 def corrupted(summary: Summary) -> list[dict[str, Any]]:
     """Each model's means over the corruptions, by severity, with frost and without."""
-    found = []
+    lines = []
     for group in summary.corrupted:
         for severity in group.severities:
             at = group.at(severity)
             of_18 = at.without("frost")
             means = {f"{name}_19": at.mean(name) for name in ("acc", "nll", "brier", "ece", "cnll")}
             means |= {f"{name}_18": of_18.mean(name) for name in ("acc", "nll", "cnll")}
-            found.append({"model": group.model, "severity": severity, **means})
-    return found
+            lines.append({"model": group.model, "severity": severity, **means})
+    return lines
 
 
 def gains_over_controls(summary: Summary) -> dict[str, Any]:
@@ -106,17 +106,18 @@ def gains_over_controls(summary: Summary) -> dict[str, Any]:
     with np.load(TEN / "test-nll.npz") as held:
         trainings = [name.removesuffix(" control") for name in held.files if name.endswith(" control")]
         better = {  # (seeds, images)
-            each: held[f"{each} control"].astype(np.float64) - held[f"{each} bridge"] for each in trainings
+            training: held[f"{training} control"].astype(np.float64) - held[f"{training} bridge"]
+            for training in trainings
         }
         confidence = held["confidence"]
-    found: dict[str, Any] = {}
-    for each in trainings:
-        found[each] = {
-            "each seed": [mean_of(one[None]) for one in better[each]],
-            "all seeds": mean_of(better[each]),
-            "by the source's confidence": by_confidence(better[each], confidence),
+    gains: dict[str, Any] = {}
+    for training in trainings:
+        gains[training] = {
+            "each seed": [mean_of(one[None]) for one in better[training]],
+            "all seeds": mean_of(better[training]),
+            "by the source's confidence": by_confidence(better[training], confidence),
         }
-    return found | {f"{kl} by severity": gains_by_severity(summary, kl) for kl in ("KL", "KL, T = 4")}
+    return gains | {f"{kl} by severity": gains_by_severity(summary, kl) for kl in ("KL", "KL, T = 4")}
 
 
 def by_confidence(better: np.ndarray, confidence: np.ndarray) -> list[dict[str, Any]]:
@@ -135,11 +136,11 @@ def gains_by_severity(summary: Summary, kl: str) -> list[dict[str, Any]]:
     def nll(model: str, severity: int) -> list[float]:
         return [row.nll for row in groups[model].rows[0] if row.severity == severity]
 
-    found = []
+    gains = []
     for severity in groups["DE-1"].severities:
         better = np.subtract(nll(f"control ({kl})", severity), nll(f"+1 DBN ({kl})", severity))
         distance = np.mean(nll("DE-1", severity)) - np.mean(nll("DE-3", severity))
-        found.append(
+        gains.append(
             {
                 "severity": severity,
                 "nll": better.mean(),
@@ -147,7 +148,7 @@ def gains_by_severity(summary: Summary, kl: str) -> list[dict[str, Any]]:
                 "corruptions where it is better": int((better > 0).sum()),
             }
         )
-    return found
+    return gains
 
 
 def dee_over_images(resamples: int = 2000) -> dict[str, Any]:
@@ -164,15 +165,15 @@ def dee_over_images(resamples: int = 2000) -> dict[str, Any]:
     generator = np.random.default_rng(0)
     draws = [generator.integers(0, members.shape[1], members.shape[1]) for _ in range(resamples)]
     sizes = [members[:, draw].mean(1) for draw in draws]
-    found = {}
+    dees = {}
     for name, nll in models.items():
         resampled = [dee(nll[draw].mean(), size) for draw, size in zip(draws, sizes, strict=True)]
-        found[name] = {
+        dees[name] = {
             "dee": dee(nll.mean(), members.mean(1)),
             "dee_se": float(np.std(resampled)),
             "dee_on_paper_ensembles": dee(nll.mean(), PAPER_DE),
         }
-    return found
+    return dees
 
 
 def make_cifar10() -> None:
@@ -200,29 +201,31 @@ def differences(one: str, other: str) -> dict[str, dict[str, float]]:
         with np.load(HUNDRED / f"{part}-nll.npz") as held:
             better["nll"].append(held[f"{other} nll"].astype(np.float64) - held[f"{one} nll"])
             better["right"].append(100.0 * held[f"{one} right"] - 100.0 * held[f"{other} right"])
-    found = {}
+    by_part = {}
     for index, part in enumerate((*PARTS, "both")):
-        nll, right = (np.concatenate(each) if part == "both" else each[index] for each in better.values())
+        nll, right = (
+            np.concatenate(arrays) if part == "both" else arrays[index] for arrays in better.values()
+        )
         points = mean_of(right[None])
-        found[part] = mean_of(nll[None]) | {"points": points["nll"], "points error": points["error"]}
-    return found
+        by_part[part] = mean_of(nll[None]) | {"points": points["nll"], "points error": points["error"]}
+    return by_part
 
 
 def calibrated_ece(row: Row) -> float:
     """ECE at the temperature that was fitted on validation."""
     bins = (row.reliability.after if row.reliability else None) or ()
-    gaps = [each.count * abs((each.confidence or 0) - (each.accuracy or 0)) for each in bins]
-    return sum(gaps) / sum(each.count for each in bins)
+    gaps = [bin_.count * abs((bin_.confidence or 0) - (bin_.accuracy or 0)) for bin_ in bins]
+    return sum(gaps) / sum(bin_.count for bin_ in bins)
 
 
 def averaged(name: str) -> dict[str, dict[str, float]]:
     """Accuracy and NLL of two bridges' averaged predictions."""
-    found = {}
+    by_part = {}
     for part in PARTS:
         with np.load(HUNDRED / f"{part}-nll.npz") as held:
             nll, right = held[f"{name} nll"].astype(np.float64), held[f"{name} right"]
-            found[part] = {"acc": 100 * right.mean(), "nll": nll.mean()}
-    return found
+            by_part[part] = {"acc": 100 * right.mean(), "nll": nll.mean()}
+    return by_part
 
 
 def make_cifar100() -> None:

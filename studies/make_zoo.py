@@ -27,7 +27,9 @@ def several(folders: list[str], name: str) -> TableModel:
 
     def make(run: eb.experiments.Run) -> eb.FastEnsemble:
         methods = [run.methods(folder)[name] for folder in folders]
-        return eb.FastEnsemble.of(*(each for each in methods if isinstance(each, eb.methods.DiffusionBridge)))
+        return eb.FastEnsemble.of(
+            *(method for method in methods if isinstance(method, eb.methods.DiffusionBridge))
+        )
 
     return TableModel(info, tuple(folders), make)
 

@@ -34,13 +34,13 @@ def main() -> None:
     for folder in options.folders:
         ensemble = members_of(folder, recipe).first(3)
         models = {str(number): net for number, net in enumerate(ensemble.members)} | {"DE-3": ensemble}
-        *each, whole = eb.evaluation.predict_each(models, val, 500).values()
-        labels = [log_probs.argmax(-1) for log_probs in each]
-        apart = eb.metrics.kl_per_image(whole, each[0])
+        *single, whole = eb.evaluation.predict_each(models, val, 500).values()
+        labels = [log_probs.argmax(-1) for log_probs in single]
+        apart = eb.metrics.kl_per_image(whole, single[0])
         columns = [
-            [f"{100 - 100 * eb.metrics.accuracy(log_probs, truth):.1f}" for log_probs in each],
+            [f"{100 - 100 * eb.metrics.accuracy(log_probs, truth):.1f}" for log_probs in single],
             [f"{100 * (one != other).double().mean():.1f}" for one, other in combinations(labels, 2)],
-            [f"{eb.metrics.nll(log_probs, truth):.4f}" for log_probs in each],
+            [f"{eb.metrics.nll(log_probs, truth):.4f}" for log_probs in single],
             [f"{eb.metrics.nll(whole, truth):.4f}"],
             [f"{apart.mean():.3f} ± {eb.metrics.standard_error(apart):.3f}"],
         ]

@@ -37,8 +37,10 @@ def members_of(seed: int, data: eb.data.Splits) -> list[nn.Module]:
         for _ in range(3)
     ]
     for number, net in enumerate(nets):
-        own = 3 * seed + number
-        config = eb.FitConfig(epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3, seed=own)
+        own_seed = 3 * seed + number
+        config = eb.FitConfig(
+            epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3, seed=own_seed
+        )
         eb.fit(eb.methods.DeepEnsemble([net]), data.train, config)
     return nets
 

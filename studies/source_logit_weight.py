@@ -43,21 +43,23 @@ def show(models: Mapping[str, nn.Module], source: nn.Module, val: ImageSet, test
         seen = eb.evaluation.predict_each(everything, test, 500)
         assert test.labels is not None
         for name in models:
-            found = [
-                eb.models.calibrated(seen[name], seen["source"], *each).log_softmax(-1)
-                for each in settings[name]
+            predictions = [
+                eb.models.calibrated(seen[name], seen["source"], *fitted).log_softmax(-1)
+                for fitted in settings[name]
             ]
-            print(line(f"{name}{what}", found, test.labels, times, settings[name][-1]), flush=True)
+            print(line(f"{name}{what}", predictions, test.labels, times, settings[name][-1]), flush=True)
 
 
-def line(name: str, found: list[Tensor], labels: Tensor, times: int, fitted: tuple[float, float]) -> str:
+def line(
+    name: str, predictions: list[Tensor], labels: Tensor, times: int, fitted: tuple[float, float]
+) -> str:
     """Scores of the three, and the gain of the last over the second with its error over images."""
     scores = [
-        f"{100 * eb.metrics.accuracy(each, labels):.2f} / {eb.metrics.nll(each, labels):.4f}"
-        for each in found
+        f"{100 * eb.metrics.accuracy(log_probs, labels):.2f} / {eb.metrics.nll(log_probs, labels):.4f}"
+        for log_probs in predictions
     ]
-    gains = eb.metrics.nll_per_image(found[1], labels) - eb.metrics.nll_per_image(found[2], labels)
-    gain = gains.view(times, -1).mean(0)  # an image under several corruptions is one image
+    _, before, after = (eb.metrics.nll_per_image(log_probs, labels) for log_probs in predictions)
+    gain = (before - after).view(times, -1).mean(0)  # an image under several corruptions is one image
     words = f"{gain.mean():.4f} ± {eb.metrics.standard_error(gain):.4f}", f"{fitted[0]:.3f}, {fitted[1]:+.3f}"
     return "| " + " | ".join([name, *scores, *words]) + " |"
 
@@ -65,7 +67,7 @@ def line(name: str, found: list[Tensor], labels: Tensor, times: int, fitted: tup
 def corrupted(folder: Path, images: int) -> Iterable[Test]:
     """The first images under every corruption, by severity."""
     for severity in (1, 3, 5):
-        parts = [eb.data.read_corrupted(folder, each, severity) for each in eb.data.CORRUPTIONS]
+        parts = [eb.data.read_corrupted(folder, name, severity) for name in eb.data.CORRUPTIONS]
         labels = [part.labels[:images] for part in parts if part.labels is not None]
         together = ImageSet(torch.cat([part.images[:images] for part in parts]), torch.cat(labels))
         yield f", severity {severity}", together.to(DEVICE), len(parts)

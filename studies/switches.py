@@ -60,11 +60,15 @@ def main() -> None:
     plain, chosen = fit_config(options), {name: SWITCHES[name] for name in options.only}
     specs = {
         f"bridge-{number}": bridge_spec(
-            recipe, own.config, replace(plain, lr=plain.lr * own.rate), loss=own.loss, target=own.target
+            recipe,
+            switch.config,
+            replace(plain, lr=plain.lr * switch.rate),
+            loss=switch.loss,
+            target=switch.target,
         )
-        for number, own in enumerate(chosen.values())
+        for number, switch in enumerate(chosen.values())
     }
-    models = tuple(table_model(number, *each) for number, each in enumerate(chosen.items()))
+    models = tuple(table_model(number, *entry) for number, entry in enumerate(chosen.items()))
     experiment = Experiment((Job("switches", "switches", specs),), models, {})
     result = eb.experiments.run_study(experiment, recipe, data, options.out, members.first(3))
     print(result.scores["validation"].table())

@@ -1,14 +1,20 @@
-"""Studies are made of public names: whoever has the package can run and change them."""
+"""Studies are made of public names, and run from their command line."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import re
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+
+import ensbridge as eb
 
 STUDIES = sorted((Path(__file__).parent.parent / "studies").glob("*.py"))
 PUBLIC = {"bridge", "data", "evaluation", "experiments", "methods", "metrics", "models", "report"}
@@ -60,3 +66,103 @@ def test_a_study_uses_public_names_alone(path: Path) -> None:
 )
 def test_what_is_not_public_is_seen(code: str, found: list[str]) -> None:
     assert [*private(code)] == found
+
+
+# ------------------------------------------------------------------------------ rehearsals on made-up images
+
+TRAINING = ("--limit", "4", "--batch", "2", "--epochs", "0.5")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A set of a few random images of CIFAR-10's size."""
+    draws, path = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "tiny.npz"
+    arrays = {}
+    for part, count in (("train", 24), ("test", 6)):
+        arrays[f"{part}_images"] = draws.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        arrays[f"{part}_labels"] = np.arange(count) % 10
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def rehearse(study: str, *arguments: str | Path) -> None:
+    """Run a study as its command does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(STUDIES[0].parent)
+        patch.setattr(sys, "argv", [f"{study}.py", *map(str, arguments)])
+        precision = torch.get_float32_matmul_precision()
+        try:
+            runpy.run_path(str(STUDIES[0].parent / f"{study}.py"), run_name="__main__")
+        finally:
+            torch.set_float32_matmul_precision(precision)
+
+
+def measured(folder: Path) -> list[str]:
+    """The models that a study measured beside the ensembles."""
+    rows = eb.evaluation.read_scores(folder / "validation.json").rows
+    return [row.model for row in rows if row.method != "DE"]
+
+
+def test_switches_measures_what_it_was_asked_for(images: str, tmp_path: Path) -> None:
+    rehearse("switches", images, tmp_path, *TRAINING, "--only", "T = 4", "control, T = 4")
+    assert measured(tmp_path) == ["T = 4", "control, T = 4"]
+
+
+def test_seeds_measures_each_target_and_seed(images: str, tmp_path: Path) -> None:
+    rehearse("seeds", images, tmp_path, *TRAINING, "--seeds", "1", "--targets", "1,2,3", "1")
+    assert measured(tmp_path) == ["bridge to 1, 2, 3, seed 1", "control, seed 1"]
+
+
+def test_the_zoos_models_are_saved_with_their_scores(images: str, tmp_path: Path) -> None:
+    rehearse("make_zoo", images, tmp_path, *TRAINING)
+    loaded = [eb.load(tmp_path / "zoo" / name) for name in ("cifar10", "cifar10-2")]
+    assert [len(fast.bridges) for fast in loaded] == [1, 2]
+    assert len(measured(tmp_path)) == 4
+
+
+def test_levers_measures_every_bridge_alone_and_with_its_source(images: str, tmp_path: Path) -> None:
+    rehearse("levers", images, tmp_path, *TRAINING, "--inputs", "1,0", "--joint")
+    models = measured(tmp_path / "mixup1-cutmix0-joint")
+    assert [name for name in models if "joint-two" in name] == [
+        "joint-two",
+        *(
+            f"joint-two + {label}{more}"
+            for label in ("T2", "T2b", "two")
+            for more in ("", ", mean with joint-two")
+        ),
+    ]
+
+
+def test_best_for_cost_measures_a_network_with_0_to_2_bridges(images: str, tmp_path: Path) -> None:
+    rehearse("best_for_cost", images, tmp_path, *TRAINING, "--methods", "distilled", "wider")
+    scores = eb.evaluation.read_scores(tmp_path / "distilled-wider-seed0" / "validation.json")
+    costs = {row.model: round(row.macs_ratio, 2) for row in scores.rows if row.method != "DE"}
+    assert costs == {
+        "distilled": 1.0,
+        "distilled + 1 bridge": 1.16,
+        "distilled + 2 bridges": 1.32,
+        "wider": 1.16,
+    }
+
+
+@pytest.mark.parametrize(
+    ("study", "arguments", "rows"),
+    [
+        ("members", ("results/cifar10", "--count", "3"), 1),
+        ("inputs", ("--count", "3"), 7),
+        ("source_logit_weight", (), 2),
+    ],
+)
+def test_what_is_measured_without_training_is_a_whole_table(
+    study: str,
+    arguments: tuple[str, ...],
+    rows: int,
+    images: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(STUDIES[0].parents[1])
+    rehearse(study, *(("--cifar10", images) if study == "source_logit_weight" else (images,)), *arguments)
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.count("|") for line in lines] == [head.count("|")] * rows
+    assert "nan" not in "".join(lines)

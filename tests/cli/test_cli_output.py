@@ -107,7 +107,7 @@ def test_keys_of_a_configuration_are_shown_and_not_obeyed(
     plan = {"name": HOSTILE, "preset": "default", "changes": []}
     (tmp_path / "config.json").write_text(json.dumps({"plan": plan, "seed": 0}))
     assert in_process(monkeypatch, "evaluate", tmp_path) == 2
-    assert r"\x1b[31mb" in one_sentence(capsys.readouterr().err)
+    assert r"\u001b[31mb" in one_sentence(capsys.readouterr().err)
     (tmp_path / "config.json").write_text(json.dumps([{HOSTILE: 1}])[:-2] + f', "{HOSTILE!s}')
     assert in_process(monkeypatch, "evaluate", tmp_path) == 2
     one_sentence(capsys.readouterr().err)

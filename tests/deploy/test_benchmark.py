@@ -25,7 +25,7 @@ from ensbridge.deploy.benchmark.memory import RESOLUTION, cores, peak_memory, pi
 from ensbridge.deploy.benchmark.ratios import median_interval, quantile, ratio_of
 from ensbridge.deploy.benchmark.rounds import time_rounds
 from ensbridge.deploy.benchmark.runtimes import CannotRun, Runner, ready
-from ensbridge.deploy.benchmark.words import headline, markdown, memory, rich_costs, rich_table
+from ensbridge.deploy.benchmark.text import headline, markdown, memory, rich_costs, rich_table
 from ensbridge.deploy.fuse import InferenceModel
 from ensbridge.methods import Bridge
 from ensbridge.metrics.cost import count_macs, count_params
@@ -117,8 +117,9 @@ def noisy(centre: float, spread: float, count: int = 40, seed: int = 0) -> list[
 def test_a_clear_ratio_is_claimed_with_its_spread() -> None:
     ratio = ratio_of(noisy(1.2, 0.03), noisy(1.0, 0.03, seed=1))
     assert ratio.reason is None
-    assert ratio.median == pytest.approx(1.2, abs=0.02)
+    assert ratio.median is not None
     assert ratio.interval is not None
+    assert ratio.median == pytest.approx(1.2, abs=0.02)
     assert 1 < ratio.low < ratio.median < ratio.high
     assert ratio.interval[0] < ratio.median < ratio.interval[1]
     assert str(ratio) == f"×{ratio.median:.2f} ({ratio.interval[0]:.2f} … {ratio.interval[1]:.2f})"

@@ -344,13 +344,15 @@ def test_the_same_recipe_in_other_words_goes_on(tmp_path: Path) -> None:
         '{"plan": {"name": "digits", "preset": "default", "changes": [5]}, "seed": 0}',
         '{"plan": {"name": "digits", "preset": "default", "changes": null}, "seed": 0}',
         '{"plan": {"name": [], "preset": "default", "changes": []}, "seed": 0}',
+        '{"plan": {"name": "digits", "root": "/elsewhere"}, "seed": 0}',
+        '{"plan": {"name": "digits"}, "seed": 9223372036854775808}',
         '{"plan": {"name": "digits", "preset": "default", "changes": []}, "seed": "x"}',
         "[" * 100_000,
     ],
 )
 def test_a_foreign_configuration_is_refused(config: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(ValueError, match=r"config\.json|foreign"):
+    with pytest.raises(ValueError, match=r"config\.json"):
         evaluate_run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 

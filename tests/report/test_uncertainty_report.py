@@ -97,6 +97,6 @@ def test_several_runs_are_mean_and_spread(tmp_path: Path) -> None:
 def test_what_was_not_measured_is_not_shown(tmp_path: Path) -> None:
     assert section(summarise([bare(parse_scores(make_document()))]), tmp_path) == ""
     first, *_ = tables(summarise([measured(1, sets=False)]))
-    assert [block for block, _ in first.blocks] == ["errors that are left, ×1000"]
-    assert [name for name, _ in first.rows] == ["DE-1", "DE-3", "+1 DBN"]
+    assert [block for block, _ in first.blocks] == ["selective risk, ×1000"]
+    assert [row.model for row in first.rows] == ["DE-1", "DE-3", "+1 DBN"]
     assert len(SCORES) == 4

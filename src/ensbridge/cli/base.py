@@ -130,7 +130,7 @@ Root = Annotated[
     typer.Option(envvar="ENSBRIDGE_DATA", metavar="DIR", help="Folder of the data sets.", show_default=True),
 ]
 ROOT = Path("data")
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 def say(text: str) -> None:

@@ -62,12 +62,12 @@ def bench(
     if "onnxruntime" in (runtime or ()):
         need("export")
     from ensbridge.deploy.benchmark import bench_folder
-    from ensbridge.deploy.benchmark.words import headline, rich_costs, rich_table
+    from ensbridge.deploy.benchmark.text import headline, rich_costs, rich_table
     from ensbridge.deploy.export import parse_shape
     from ensbridge.utils.devices import find_device
 
     with progress_bars(quiet) as bars:
-        found = bench_folder(
+        benchmark = bench_folder(
             model,
             image_shape=None if image_shape is None else parse_shape(image_shape),
             allow=allowed(allow),
@@ -81,11 +81,11 @@ def bench(
             **({} if as_json else {"tell": lambda table: bars.show(rich_table(table))}),
         )
     if as_json:
-        print(json.dumps(found.to_json(), indent=1))
+        print(json.dumps(benchmark.to_json(), indent=1))
         return
-    if costs := rich_costs(found):
+    if costs := rich_costs(benchmark):
         Console().print(costs)
     say(
-        f"{found.machine['device']}, {found.threads} threads; times are of one batch; {found.stand_ins}; "
-        f"{found.memory_means}.\n\n{headline(found)}"
+        f"{benchmark.machine['device']}, {benchmark.threads} threads; times are of one batch; "
+        f"{benchmark.stand_ins}; {benchmark.memory_means}.\n\n{headline(benchmark)}"
     )

@@ -34,8 +34,8 @@ def get(
     from ensbridge.data import fetch_set
 
     with progress_bars(quiet) as bars:
-        place = fetch_set(name, root, bars.stage, tell=tell)
-    say(f"{place} holds {name}, verified. To see what is there: {command('data list --root', root)}")
+        path = fetch_set(name, root, bars.stage, tell=tell)
+    say(f"{path} holds {name}, verified. To see what is there: {command('data list --root', root)}")
 
 
 @data.command("list")
@@ -51,12 +51,12 @@ def list_(
     from ensbridge.data import list_sets
 
     with progress_bars(quiet) as bars:
-        found = list_sets(root, check, bars.stage)
-    wide = max(len(each.name) for each in found)
-    for each in found:
-        place = f"{each.place}: " if each.place and each.sound else ""
-        say(f"{each.name:<{wide}}  {place}{each.words}")
-    if any(not each.sound for each in found):
+        sets = list_sets(root, check, bars.stage)
+    wide = max(len(dataset.name) for dataset in sets)
+    for dataset in sets:
+        prefix = f"{dataset.place}: " if dataset.place and dataset.sound else ""
+        say(f"{dataset.name:<{wide}}  {prefix}{dataset.words}")
+    if any(not dataset.sound for dataset in sets):
         raise SystemExit(1)
 
 
@@ -67,21 +67,24 @@ def corrupt(
     ],
     root: Root = ROOT,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the corrupted set: CIFAR-10-C in ROOT, say.")
+        Path | None,
+        typer.Option(
+            help="Folder of the corrupted set; by default ROOT/CIFAR-10-C, or as the set is called."
+        ),
     ] = None,
     severity: Annotated[
         list[int] | None, typer.Option(min=1, max=5, help="1 to 5, all by default; may be repeated.")
     ] = None,
     seed: Annotated[
         int,
-        typer.Option(min=0, max=2**63 - 1, help="Decides every draw; the same seed gives the same pictures."),
+        typer.Option(min=0, max=2**63 - 1, help="Random seed; the same seed gives the same images."),
     ] = 0,
     quiet: Quiet = False,
 ) -> None:
     """Make CIFAR-10-C's 19 corruptions of a set's test images.
 
     It works on all cores. The images are not bit-comparable with the published set, and frost uses textures
-    that are generated. Stopped, it resumes when the command is run again.
+    that are generated. A stopped run resumes when the command is run again.
 
     Example: ensbridge data corrupt cifar10 --root data
     """

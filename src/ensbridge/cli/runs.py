@@ -178,8 +178,8 @@ def evaluate(
     scores = []
     with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as bars:
         for run in runs:
-            found, missing = evaluate_run(run, progress=bars.stage, corrupted=corrupted, root=root)
-            scores.append(found)
+            measured, missing = evaluate_run(run, progress=bars.stage, corrupted=corrupted, root=root)
+            scores.append(measured)
             if missing and speaks:
                 tell(f"{run} was measured without {', '.join(missing)}")
     if speaks:
@@ -218,8 +218,8 @@ def report(
     from ensbridge.report import write_report
 
     summary = summarise([read_scores(run) for run in runs], list(map(str, runs)), main)
-    own = runs[0] if runs[0].is_dir() else runs[0].parent
-    page = write_report(summary, out or (own if len(runs) == 1 else Path("report")))
+    folder = runs[0] if runs[0].is_dir() else runs[0].parent
+    page = write_report(summary, out or (folder if len(runs) == 1 else Path("report")))
     show(summary)
     say(str(page))
 
@@ -256,9 +256,9 @@ def next_steps(out: Path, seed: int) -> str:
 def _activation() -> str:
     """What puts this virtual environment on a shell's path; nothing where it is there, or there is none."""
     script = Path(sys.prefix) / "bin" / "activate"
-    found = shutil.which("ensbridge")
-    here = found is not None and Path(found).resolve().parent == script.parent.resolve()
+    installed = shutil.which("ensbridge")
+    here = installed is not None and Path(installed).resolve().parent == script.parent.resolve()
     if here or sys.prefix == sys.base_prefix or not script.is_file():
         return ""
-    own = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
-    return f". {shlex.quote(str(own))}"
+    path = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
+    return f". {shlex.quote(str(path))}"

@@ -5,8 +5,9 @@ Names load on first use, so that the corruptions, which need no torch, start wit
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ensbridge.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ensbridge.data.arrays import read_npz as read_npz
@@ -32,39 +33,22 @@ if TYPE_CHECKING:
     from ensbridge.data.reading import open_splits as open_splits
     from ensbridge.data.stream import Stream as Stream
 
-_HOMES = {
-    "read_npz": "arrays",
-    "write_npz": "arrays",
-    "Augment": "augment",
-    "checksum": "checks",
-    "corruptions_in": "cifar",
-    "read_corrupted": "cifar",
-    "Splits": "digits",
-    "load_digits": "digits",
-    "fetch_set": "download",
-    "class_folders": "folder",
-    "CORRUPTIONS": "corruptions",
-    "CIFAR10_CLASSES": "dataset_info",
-    "CIFAR100_CLASSES": "dataset_info",
-    "DATASETS": "dataset_info",
-    "class_names": "dataset_info",
-    "list_sets": "list_datasets",
-    "ImageSet": "loader",
-    "as_image_set": "loader",
-    "OOD_SETS": "ood",
-    "ood_images": "ood",
-    "open_splits": "reading",
-    "Stream": "stream",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        value = getattr(import_module(f"ensbridge.data.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'ensbridge.data' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "arrays": "read_npz write_npz",
+        "augment": "Augment",
+        "checks": "checksum",
+        "cifar": "corruptions_in read_corrupted",
+        "corruptions": "CORRUPTIONS",
+        "dataset_info": "CIFAR10_CLASSES CIFAR100_CLASSES DATASETS class_names",
+        "digits": "Splits load_digits",
+        "download": "fetch_set",
+        "folder": "class_folders",
+        "list_datasets": "list_sets",
+        "loader": "ImageSet as_image_set",
+        "ood": "OOD_SETS ood_images",
+        "reading": "open_splits",
+        "stream": "Stream",
+    },
+)

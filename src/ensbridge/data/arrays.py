@@ -30,17 +30,17 @@ def read_npz(path: Path | str) -> Splits:
     9,040 of 50,000; a set that lies class by class is refused, as only some classes would be in it.
     """
     path = Path(path)
-    found, names = _arrays(path)
-    if missing := [name for name in _NEEDED if name not in found]:
+    arrays, names = _arrays(path)
+    if missing := [name for name in _NEEDED if name not in arrays]:
         raise ValueError(
             f"{path} has no {', '.join(missing)} (it has: {few(names)}); save the arrays by these names"
         )
-    train, test = _part(found, "train", path), _part(found, "test", path)
+    train, test = _part(arrays, "train", path), _part(arrays, "test", path)
     assert train.labels is not None
-    if "val_images" in found or "val_labels" in found:
-        if not {"val_images", "val_labels"} <= set(found):
+    if "val_images" in arrays or "val_labels" in arrays:
+        if not {"val_images", "val_labels"} <= set(arrays):
             raise ValueError(f"{path} has one of val_images and val_labels; give both or none")
-        val = _part(found, "val", path)
+        val = _part(arrays, "val", path)
     elif len(train.labels.unique()) > 1 and bool((train.labels.diff() >= 0).all()):
         raise ValueError(
             f"{path} has its training images class by class, so that the last ones make no validation set; "
@@ -70,7 +70,7 @@ def _arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
     with _opened(path) as (archive, stored):
         names = _names(archive)
         headers = {name: _header(archive, names[name], path) for name in _READ if name in names}
-        check_size(sum(each.size for each in headers.values()), stored, str(path))
+        check_size(sum(header.size for header in headers.values()), stored, str(path))
         return {name: _numbers(archive, names[name], path) for name in headers}, list(names)
 
 
@@ -123,11 +123,11 @@ def _damaged(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} is cut short or no .npz of plain arrays ({one_line(error)}); write it again")
 
 
-def _part(found: dict[str, Any], part: str, path: Path) -> ImageSet:
-    images = channels_first(found[f"{part}_images"], f"{path}: {part}_images")
+def _part(arrays: dict[str, Any], part: str, path: Path) -> ImageSet:
+    images = channels_first(arrays[f"{part}_images"], f"{path}: {part}_images")
     if len(images) == 0:
         raise ValueError(f"{path}: {part}_images holds no image; give at least one")
-    return image_set(images, found[f"{part}_labels"], f"{path}: {part}")
+    return image_set(images, arrays[f"{part}_labels"], f"{path}: {part}")
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:

@@ -51,9 +51,9 @@ def whole_numbers(labels: Any, where: str) -> np.ndarray:
     if not isinstance(labels, list | np.ndarray):
         raise ValueError(f"{where} has labels of type {type(labels).__name__}; they must be a list")
     # Looked at one by one: as an array, a list or a text that is named a million times would fill memory.
-    for each in labels if isinstance(labels, list) else ():
-        if not isinstance(each, int | np.integer):
-            kind = type(each).__name__
+    for label in labels if isinstance(labels, list) else ():
+        if not isinstance(label, int | np.integer):
+            kind = type(label).__name__
             raise ValueError(f"{where} has a {kind} among its labels; they must be whole numbers")
     array = np.asarray(labels)
     if array.size and array.dtype.kind not in "iu":
@@ -89,7 +89,9 @@ def few(names: Iterable[str]) -> str:
     >>> few(["b", "a"]), few([])
     ('a, b', 'nothing')
     """
-    shown = ["".join(each for each in name[:40] if each.isprintable()) for name in sorted(names)]
+    shown = [
+        "".join(character for character in name[:40] if character.isprintable()) for name in sorted(names)
+    ]
     return ", ".join(shown[:8]) + (", …" if len(shown) > 8 else "") or "nothing"
 
 
@@ -140,9 +142,9 @@ def checksum(splits: Splits, in_order: bool = False) -> str:
     """
     whole = hashlib.sha256()
     for parts in ((splits.train, splits.val), (splits.test,)):
-        each = [digest for part in parts for digest in _digests(part)]
-        whole.update(f"{len(each)} images {tuple(parts[0].images.shape[1:])}:".encode())
-        whole.update(b"".join(each if in_order else sorted(each)))
+        digests = [digest for part in parts for digest in _digests(part)]
+        whole.update(f"{len(digests)} images {tuple(parts[0].images.shape[1:])}:".encode())
+        whole.update(b"".join(digests if in_order else sorted(digests)))
     return whole.hexdigest()
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ensbridge.data.checks import channels_first, few, hold_out_last, image_set, join
+from ensbridge.data.checks import channels_first, hold_out_last, image_set, join
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.npy import open_npy
 from ensbridge.data.sources import Read
-from ensbridge.data.unpickling import read_pickle
+from ensbridge.data.unpickling import read_batch
 from ensbridge.utils.files import read_json
 
 
@@ -59,28 +59,18 @@ def read_cifar(read: Read, layout: CifarLayout, where: Path | str) -> Splits:
 def _batch(
     read: Read, name: str, size: int, layout: CifarLayout, where: Path | str, role: tuple[str, int]
 ) -> ImageSet:
-    place = f"{where}/{name}"
-    found = read_pickle(read(name), place)
-    for key in ("data", layout.labels):
-        if key not in found:
-            has = few(found)
-            raise ValueError(f"{place} has no {key!r} (it has: {has}); it is no file of {layout.title}")
-    _is_what_its_name_says(found.get("batch_label"), role, place)
-    data = found["data"]
-    if not isinstance(data, np.ndarray) or data.shape != (size, 3072):
-        what = f"data of shape {data.shape}" if isinstance(data, np.ndarray) else "data that is no array"
-        raise ValueError(f"{place} has {what}; {layout.title}'s is ({size}, 3072)")
-    return image_set(data.reshape(size, 3, 32, 32), found[layout.labels], place, layout.classes)
+    path = f"{where}/{name}"
+    batch = read_batch(read(name), layout.labels, 3072, path, layout.title, size)
+    _is_what_its_name_says(batch.get("batch_label"), role, path)
+    return image_set(batch["data"].reshape(size, 3, 32, 32), batch[layout.labels], path, layout.classes)
 
 
-def _is_what_its_name_says(said: Any, role: tuple[str, int], place: str) -> None:
+def _is_what_its_name_says(said: Any, role: tuple[str, int], path: str) -> None:
     """Refuse a file that says inside that it is another, as the official ones do: `training batch 2 of 5`."""
     text = said.decode("latin1") if isinstance(said, bytes) else said if isinstance(said, str) else ""
     inside = re.match(r"(train|test)\w* batch (\d{1,3}) of", text)
     if inside and (inside[1], int(inside[2])) != role:
-        raise ValueError(
-            f"{place} says inside that it is {text[:40]!r}; it was renamed, so get the set again"
-        )
+        raise ValueError(f"{path} says inside that it is {text[:40]!r}; it was renamed, so get the set again")
 
 
 def corruptions_in(folder: Path | str) -> tuple[str, ...]:
@@ -95,32 +85,36 @@ def read_corrupted(folder: Path | str, corruption: str, severity: int) -> ImageS
     manifest.json beside them lists. Only the part that is asked for is read.
     """
     folder = Path(folder)
-    place, beside = folder / f"{corruption}.npy", folder / "labels.npy"
+    path, beside = folder / f"{corruption}.npy", folder / "labels.npy"
     severities = _severities(folder)
     if severity not in severities:
         raise ValueError(f"severity {severity} is not in {folder}; it has: {', '.join(map(str, severities))}")
-    if not place.is_file():
+    if not path.is_file():
         there = ", ".join(corruptions_in(folder)) or "none"
-        raise ValueError(f"{place} is missing; corruptions in {folder}: {there}")
-    images, labels = open_npy(place), open_npy(beside)
+        raise ValueError(f"{path} is missing; corruptions in {folder}: {there}")
+    images, labels = open_npy(path), open_npy(beside)
     if images.ndim != 4 or images.shape[3] not in (1, 3) or not len(images) or len(images) % len(severities):
         raise ValueError(
-            f"{place} has images of shape {images.shape}; they must be ({len(severities)} times the test "
+            f"{path} has images of shape {images.shape}; they must be ({len(severities)} times the test "
             "images, height, width, channels)"
         )
     if labels.shape != images.shape[:1]:
-        raise ValueError(f"{place} has {len(images):,} images, {beside} labels of shape {labels.shape}")
+        raise ValueError(f"{path} has {len(images):,} images, {beside} labels of shape {labels.shape}")
     count = len(images) // len(severities)
     start = severities.index(severity) * count
     part = slice(start, start + count)
-    return image_set(channels_first(np.array(images[part]), str(place)), np.array(labels[part]), str(place))
+    return image_set(channels_first(np.array(images[part]), str(path)), np.array(labels[part]), str(path))
 
 
 def _severities(folder: Path) -> list[int]:
     if not (folder / "manifest.json").is_file():
         return [1, 2, 3, 4, 5]
     manifest = read_json(folder / "manifest.json")
-    found = manifest.get("severities") if isinstance(manifest, dict) else None
-    if not isinstance(found, list) or not found or not all(type(each) is int for each in found):
+    severities = manifest.get("severities") if isinstance(manifest, dict) else None
+    if (
+        not isinstance(severities, list)
+        or not severities
+        or not all(type(severity) is int for severity in severities)
+    ):
         raise ValueError(f"{folder / 'manifest.json'} lists no severities; make or get the set again")
-    return found
+    return severities

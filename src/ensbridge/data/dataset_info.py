@@ -41,9 +41,9 @@ class DatasetInfo:
 
     def check(self, splits: Splits, where: Path | str) -> None:
         """ValueError where the numbers of images, their shape or the labels are not this set's."""
-        found = tuple(len(part) for part in splits)
-        if found != self.counts:
-            raise ValueError(f"{where} has {_sum(found)} images; {self.title} has {_sum(self.counts)}")
+        counts = tuple(len(part) for part in splits)
+        if counts != self.counts:
+            raise ValueError(f"{where} has {_sum(counts)} images; {self.title} has {_sum(self.counts)}")
         for part in splits:
             if tuple(part.images.shape[1:]) != self.shape:
                 shape = tuple(part.images.shape[1:])
@@ -74,8 +74,8 @@ def _sum(counts: tuple[int, ...]) -> str:
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 _CIFAR = (40_960, 9_040, 10_000)
 DATASETS = {
-    each.name: each
-    for each in (
+    info.name: info
+    for info in (
         DatasetInfo(
             "cifar10",
             "CIFAR-10",

@@ -24,6 +24,10 @@ class Splits(NamedTuple):
     val: ImageSet
     test: ImageSet
 
+    def to(self, device: torch.device) -> Splits:
+        """The same set on a device."""
+        return Splits(*(part.to(device) for part in self))
+
 
 def load_digits(noise: float = NOISE) -> Splits:
     """The digits in a fixed shuffle with fixed noise; every call gives the same.

@@ -66,20 +66,22 @@ def _folders(folder: Path) -> list[Path]:
 
 def _listed(folder: Path, classes: Sequence[str]) -> Files:
     """The images under a folder of classes."""
-    found: Files = []
-    for place in _folders(folder):
-        if place.name not in classes:
+    files: Files = []
+    for class_folder in _folders(folder):
+        if class_folder.name not in classes:
             raise ValueError(
-                f"{place} is a class that the training images have not: {', '.join(classes[:5])}, …"
+                f"{class_folder} is a class that the training images have not: {', '.join(classes[:5])}, …"
             )
-        inside = sorted(path for path in place.iterdir() if path.suffix.lower() in SUFFIXES)
+        inside = sorted(path for path in class_folder.iterdir() if path.suffix.lower() in SUFFIXES)
         inside = [path for path in inside if not path.name.startswith(".")]
         if not inside:
-            raise ValueError(f"{place} holds no images ({', '.join(SUFFIXES)}); fill it, or take it out")
-        found += [(path, classes.index(place.name)) for path in inside]
-    if not found:
+            raise ValueError(
+                f"{class_folder} holds no images ({', '.join(SUFFIXES)}); fill it, or take it out"
+            )
+        files += [(path, classes.index(class_folder.name)) for path in inside]
+    if not files:
         raise ValueError(f"{folder} has no folders of images; give one for each class")
-    return found
+    return files
 
 
 def _hold_out(files: Files, classes: Sequence[str]) -> tuple[Files, Files]:
@@ -87,12 +89,12 @@ def _hold_out(files: Files, classes: Sequence[str]) -> tuple[Files, Files]:
     kept: Files = []
     held: Files = []
     for label, name in enumerate(classes):
-        own = [file for file in files if file[1] == label]
-        count = max(1, len(own) // _SHARE)
-        if len(own) <= count:
+        of_class = [file for file in files if file[1] == label]
+        count = max(1, len(of_class) // _SHARE)
+        if len(of_class) <= count:
             raise ValueError(f"class {name} has too few images to hold one out; give more, or val/ and test/")
-        kept += own[:-count]
-        held += own[-count:]
+        kept += of_class[:-count]
+        held += of_class[-count:]
     return kept, held
 
 
@@ -109,10 +111,8 @@ def _decoded(parts: Sequence[Files], folder: Path, stage: Stage) -> list[ImageSe
         for number, (path, _) in enumerate(files):
             pixels = _pixels(path)
             if pixels.shape[:2] != (height, width):
-                found = f"{pixels.shape[1]}×{pixels.shape[0]}"
-                raise ValueError(
-                    f"{path} is {found}, {first.name} is {width}×{height}; bring all to one size"
-                )
+                size = f"{pixels.shape[1]}×{pixels.shape[0]}"
+                raise ValueError(f"{path} is {size}, {first.name} is {width}×{height}; bring all to one size")
             images[number] = pixels.transpose(2, 0, 1)
             advance(1)
         made.append(image_set(images, [label for _, label in files], str(folder)))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ensbridge.data.checks import few, image_set, whole_numbers
+from ensbridge.data.checks import image_set, whole_numbers
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.sources import Read
-from ensbridge.data.unpickling import read_pickle
+from ensbridge.data.unpickling import read_batch
 from ensbridge.utils.progress import Stage, silent
 
 
@@ -70,19 +70,13 @@ def read_imagenet64(
 
 
 def _batch(read: Read, name: str, where: Path | str, layout: ImageNetLayout) -> ImageSet:
-    place, wide = f"{where}/{name}", 3 * layout.size**2
-    found = read_pickle(read(name), place)
-    for key in ("data", "labels"):
-        if key not in found:
-            raise ValueError(f"{place} has no {key!r} (it has: {few(found)}); it is no file of ImageNet64")
-    data, labels = found["data"], whole_numbers(found["labels"], place)
-    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != wide:
-        what = f"data of shape {data.shape}" if isinstance(data, np.ndarray) else "data that is no array"
-        raise ValueError(f"{place} has {what}; ImageNet64's is (images, {wide})")
+    path = f"{where}/{name}"
+    batch = read_batch(read(name), "labels", 3 * layout.size**2, path, "ImageNet64")
+    labels = whole_numbers(batch["labels"], path)
     if not labels.size or labels.min() < 1 or labels.max() > layout.classes:
         least, most = (labels.min(), labels.max()) if labels.size else ("nothing", "nothing")
-        raise ValueError(f"{place} has labels from {least} to {most}; ImageNet64's are 1 to {layout.classes}")
-    return image_set(data.reshape(-1, 3, layout.size, layout.size), labels - 1, place)
+        raise ValueError(f"{path} has labels from {least} to {most}; ImageNet64's are 1 to {layout.classes}")
+    return image_set(batch["data"].reshape(-1, 3, layout.size, layout.size), labels - 1, path)
 
 
 def _move_last_of_each_class_to_the_end(

@@ -13,7 +13,7 @@ from ensbridge.data.reading import find, layout_of, open_path
 from ensbridge.utils.progress import Stage, silent
 
 
-class Found(NamedTuple):
+class ListedSet(NamedTuple):
     """A set, where it lies (None: nowhere), and what can be said of it."""
 
     name: str
@@ -22,52 +22,52 @@ class Found(NamedTuple):
     sound: bool = True
 
 
-def list_sets(root: Path | str, check: bool = False, stage: Stage = silent) -> list[Found]:
+def list_sets(root: Path | str, check: bool = False, stage: Stage = silent) -> list[ListedSet]:
     """The known sets, there or not, then what else lies in `root`; `check` reads each and verifies it."""
     root = Path(root)
     if root.exists() and not root.is_dir():
         raise ValueError(f"{root} is a file where a folder is expected; choose another path")
-    places = {known.name: find(known, root) for known in DATASETS.values()}
-    found = [_describe(name, place, root, check, stage) for name, place in places.items()]
+    paths = {known.name: find(known, root) for known in DATASETS.values()}
+    sets = [_describe(name, path, root, check, stage) for name, path in paths.items()]
     others = sorted(root.iterdir()) if root.is_dir() else []
-    for place in others:
-        known = place in places.values() or place.name.startswith(".")
-        if not known and (place.suffix == ".npz" or (place.is_dir() and layout_of(place))):
-            found.append(_describe(place.name, place, root, check, stage))
-    return found
+    for path in others:
+        known = path in paths.values() or path.name.startswith(".")
+        if not known and (path.suffix == ".npz" or (path.is_dir() and layout_of(path))):
+            sets.append(_describe(path.name, path, root, check, stage))
+    return sets
 
 
-def _describe(name: str, place: Path | None, root: Path, check: bool, stage: Stage) -> Found:
+def _describe(name: str, path: Path | None, root: Path, check: bool, stage: Stage) -> ListedSet:
     known = DATASETS.get(name)
-    if place is None:
-        return Found(name, None, f"not there; {known.remedy(root)}" if known else "not there")
+    if path is None:
+        return ListedSet(name, None, f"not there; {known.remedy(root)}" if known else "not there")
     try:
-        return Found(name, place, _checked(known, place, stage) if check else _glance(place))
+        return ListedSet(name, path, _checked(known, path, stage) if check else _glance(path))
     except ValueError as error:
-        return Found(name, place, str(error), sound=False)
+        return ListedSet(name, path, str(error), sound=False)
 
 
-def _glance(place: Path) -> str:
+def _glance(path: Path) -> str:
     """What can be said without reading the images."""
-    if place.is_dir():
-        layout = layout_of(place)
+    if path.is_dir():
+        layout = layout_of(path)
         return layout.title if layout else "a folder of images"
-    shapes = shapes_in(place)
+    shapes = shapes_in(path)
     parts = [
         f"{shapes[f'{part}_images'][0]:,} {part}"
         for part in ("train", "val", "test")
         if shapes.get(f"{part}_images")
     ]
     if not parts:
-        raise ValueError(f"{place} has no train_images")
-    return f"{' + '.join(parts)} images, {place.stat().st_size / 1e6:,.0f} MB"
+        raise ValueError(f"{path} has no train_images")
+    return f"{' + '.join(parts)} images, {path.stat().st_size / 1e6:,.0f} MB"
 
 
-def _checked(known: DatasetInfo | None, place: Path, stage: Stage) -> str:
-    splits = open_path(place, stage)
+def _checked(known: DatasetInfo | None, path: Path, stage: Stage) -> str:
+    splits = open_path(path, stage)
     if known is None:
         return f"{_counts(splits)}; sha256 {checksum(splits)[:16]}…, in any order"
-    known.verify(splits, place)
+    known.verify(splits, path)
     return f"{_counts(splits)}; {_verdict(known, splits)}"
 
 

@@ -33,12 +33,12 @@ def open_splits(source: Path | str, root: Path | str | None = None, stage: Stage
     """
     if isinstance(source, str) and source in DATASETS:
         known, folder = DATASETS[source], Path(default_root() if root is None else root)
-        place = find(known, folder)
-        if place is None:
+        path = find(known, folder)
+        if path is None:
             elsewhere = "--root or ENSBRIDGE_DATA names another folder"
             raise ValueError(f"{source} is not in {folder} ({elsewhere}); {known.remedy(folder)}")
-        splits = open_path(place, stage)
-        known.check(splits, place)
+        splits = open_path(path, stage)
+        known.check(splits, path)
         return splits
     if not Path(source).exists():
         names = ", ".join(DATASETS)
@@ -48,9 +48,9 @@ def open_splits(source: Path | str, root: Path | str | None = None, stage: Stage
 
 def find(known: DatasetInfo, root: Path) -> Path | None:
     """Where a known set lies in `root`: as an `.npz`, or in its official layout."""
-    for place in (root / f"{known.name}.npz", root / known.folder):
-        if place.exists():
-            return place
+    for path in (root / f"{known.name}.npz", root / known.folder):
+        if path.exists():
+            return path
     return None
 
 

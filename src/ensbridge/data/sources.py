@@ -31,7 +31,7 @@ def from_folder(folder: Path, limit: int = LARGEST_BATCH) -> Read:
 def from_tar(path: Path, inside: str, names: Collection[str]) -> Read:
     """Files `names` of the folder `inside` in a tar archive, read in one pass into memory."""
     wanted = {f"{inside}/{name}": name for name in names}
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with open_regular_file(path) as opened, tarfile.open(fileobj=opened, mode="r:*") as archive:
             for member in archive:
@@ -39,16 +39,16 @@ def from_tar(path: Path, inside: str, names: Collection[str]) -> Read:
                     continue
                 if member.size > LARGEST_BATCH or (file := archive.extractfile(member)) is None:
                     raise ValueError(f"{member.name} has {member.size:,} bytes, too many to be right")
-                found[name] = file.read()
+                contents[name] = file.read()
     except Exception as error:  # a damaged archive fails in the ways of its format and of its compression
         raise ValueError(
             f"{path} is cut short or damaged ({one_line(error)}); delete it and get it again"
         ) from error
 
     def read(name: str) -> bytes:
-        if name not in found:
+        if name not in contents:
             raise ValueError(f"{path} holds no {inside}/{name}; delete it and get it again")
-        return found[name]
+        return contents[name]
 
     return read
 

@@ -48,7 +48,7 @@ def read_tiny_imagenet(
         )
     advance = stage("reading", layout.classes * layout.per_class + layout.test, "images")
 
-    def pictures(files: Sequence[tuple[str, int]]) -> ImageSet:
+    def read_images(files: Sequence[tuple[str, int]]) -> ImageSet:
         images = np.empty((len(files), 3, layout.size, layout.size), np.uint8)
         for number, (name, _) in enumerate(files):
             pixels = decode(read(name), f"{where}/{name}")
@@ -67,21 +67,21 @@ def read_tiny_imagenet(
         [(f"train/{name}/images/{name}_{i}.JPEG", label) for label, name in enumerate(names) for i in numbers]
         for numbers in ranges
     )
-    return Splits(pictures(train), pictures(val), pictures(_test(read, names, where, layout)))
+    return Splits(read_images(train), read_images(val), read_images(_test(read, names, where, layout)))
 
 
 def _test(read: Read, names: Sequence[str], where: Path | str, layout: TinyLayout) -> list[tuple[str, int]]:
     """The files of the labelled `val`, as its annotations name them."""
-    place, label = f"{where}/val/val_annotations.txt", {name: i for i, name in enumerate(names)}
-    found = []
+    path, label = f"{where}/val/val_annotations.txt", {name: i for i, name in enumerate(names)}
+    labelled = []
     for line in _text(read, "val/val_annotations.txt", where).splitlines():
         file, name = (*line.split("\t"), "", "")[:2]
         if name not in label or "/" in file or not file.endswith(".JPEG"):
-            raise ValueError(f"{place} has the line {line[:60]!r}; it must begin with a file and a class")
-        found.append((f"val/images/{file}", label[name]))
-    if len(found) != layout.test:
-        raise ValueError(f"{place} names {len(found):,} images; Tiny ImageNet has {layout.test:,}")
-    return found
+            raise ValueError(f"{path} has the line {line[:60]!r}; it must begin with a file and a class")
+        labelled.append((f"val/images/{file}", label[name]))
+    if len(labelled) != layout.test:
+        raise ValueError(f"{path} names {len(labelled):,} images; Tiny ImageNet has {layout.test:,}")
+    return labelled
 
 
 def _text(read: Read, name: str, where: Path | str) -> str:

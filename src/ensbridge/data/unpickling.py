@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ensbridge.data.checks import few
 from ensbridge.utils.text import one_line
 
 MOST_INSTRUCTIONS = 2 * 10**6  # of one file, 200 bytes each at most; official ones have fewer than a million
@@ -47,7 +48,23 @@ def read_pickle(content: bytes, where: str) -> dict[str, Any]:
         raise ValueError(f"{where} is cut short or damaged ({one_line(error)}); get it again") from error
     if not isinstance(value, dict):
         raise ValueError(f"{where} holds a {type(value).__name__}, not a dictionary; get it again")
-    return {key if isinstance(key, str) else key.decode("latin1"): each for key, each in value.items()}
+    return {key if isinstance(key, str) else key.decode("latin1"): item for key, item in value.items()}
+
+
+def read_batch(
+    content: bytes, labels: str, width: int, where: str, title: str, count: int | None = None
+) -> dict[str, Any]:
+    """The dictionary in a pickled batch of `count` images: an array `data`, one row each, and `labels`."""
+    batch = read_pickle(content, where)
+    for key in ("data", labels):
+        if key not in batch:
+            raise ValueError(f"{where} has no {key!r} (it has: {few(batch)}); it is no file of {title}")
+    data = batch["data"]
+    shape = data.shape if isinstance(data, np.ndarray) else None
+    if shape is None or len(shape) != 2 or shape[1] != width or count not in (None, shape[0]):
+        what = "data that is no array" if shape is None else f"data of shape {shape}"
+        raise ValueError(f"{where} has {what}; {title}'s is ({count or 'images'}, {width})")
+    return batch
 
 
 class _Name:
@@ -275,9 +292,9 @@ def _plain(value: object, seen: dict[int, Any] | None = None, depth: int = 0) ->
     if id(value) in seen:
         return seen[id(value)]
     if isinstance(value, list | tuple):
-        made: Any = [_plain(each, seen, depth + 1) for each in value]
+        made: Any = [_plain(item, seen, depth + 1) for item in value]
     elif isinstance(value, dict):
-        made = {key: _plain(each, seen, depth + 1) for key, each in value.items()}
+        made = {key: _plain(item, seen, depth + 1) for key, item in value.items()}
     else:
         raise _Refused("holds something that is no array, list, number or string")
     return seen.setdefault(id(value), made)

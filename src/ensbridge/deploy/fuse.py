@@ -72,19 +72,21 @@ class FoldedScore(nn.Module):
     def __init__(self, score: ScoreNet, state: Tensor, t: float) -> None:
         super().__init__()
         dtype = score.head.weight.dtype
-        own = copy.deepcopy(score).double()  # so that every weight is rounded once
-        fold_batch_norm(own)
-        time = own.time(time_embedding(torch.tensor([t], device=state.device), own.channels // 4).double())
-        shifts = [shift(time)[0] for shift in own.time_shifts]
-        stages = [cast(nn.Sequential, stage) for stage in own.stages]
+        folded = copy.deepcopy(score).double()  # so that every weight is rounded once
+        fold_batch_norm(folded)
+        time = folded.time(
+            time_embedding(torch.tensor([t], device=state.device), folded.channels // 4).double()
+        )
+        shifts = [shift(time)[0] for shift in folded.time_shifts]
+        stages = [cast(nn.Sequential, stage) for stage in folded.stages]
         # What a block ends with is linear: the shift of the next stage is part of its bias.
         for stage, shift in zip(stages, shifts[1:], strict=False):
             last = cast(InvertedResidual, stage[-1])
             _conv(last.body[-1]).bias.data += shift  # pyright: ignore[reportOptionalMemberAccess]
-        shift = shifts[0] + torch.cat([shifts[0].new_zeros(own.channels), state.double()])
-        entry = _enter(cast(InvertedResidual, stages[0][0]), own.channels, shift)
-        self.body = nn.Sequential(own.stem, *entry, *stages, own.tail)
-        self.head = own.head
+        shift = shifts[0] + torch.cat([shifts[0].new_zeros(folded.channels), state.double()])
+        entry = _enter(cast(InvertedResidual, stages[0][0]), folded.channels, shift)
+        self.body = nn.Sequential(folded.stem, *entry, *stages, folded.tail)
+        self.head = folded.head
         self.to(dtype).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def forward(self, h: Tensor, z_t: Tensor | None = None, t: Tensor | None = None) -> Tensor:
@@ -188,7 +190,7 @@ def _widen(before: nn.Conv2d, depthwise: nn.Conv2d, project: nn.Conv2d) -> None:
 
 def _set(conv: nn.Conv2d, weight: Tensor, bias: Tensor) -> None:
     conv.weight, conv.bias = (
-        nn.Parameter(each.detach().contiguous(), requires_grad=False) for each in (weight, bias)
+        nn.Parameter(values.detach().contiguous(), requires_grad=False) for values in (weight, bias)
     )
     conv.out_channels, conv.in_channels = weight.shape[0], weight.shape[1] * conv.groups
 

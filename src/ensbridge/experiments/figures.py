@@ -28,7 +28,7 @@ def tradeoff(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
     """As many bridges as 2, 3, … members need: DBN with `target` members each, BN medium with one each."""
     most = recipe.most_members
     groups = {members: groups_for(recipe, members) for members in range(2, most + 1)}
-    distinct = dict.fromkeys(group for own in groups.values() for group in own)
+    distinct = dict.fromkeys(group for parts in groups.values() for group in parts)
     bridges = bridge_specs(recipe, seed, distinct, most)
     networks = {
         f"bn-{index}": bridge_network_spec(recipe, seed, [index], 1.0, "medium", index - 1)
@@ -36,9 +36,9 @@ def tradeoff(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
     }
     jobs, last, where = _jobs(recipe, seed, "tradeoff", bridges, networks)
     models = []
-    for members, own in groups.items():
-        info = replace(one_step(recipe), members=members, bridges=len(own))
-        models.append(bridge_model(info, last, [slug(group) for group in own], "tradeoff"))
+    for members, parts in groups.items():
+        info = replace(one_step(recipe), members=members, bridges=len(parts))
+        models.append(bridge_model(info, last, [slug(group) for group in parts], "tradeoff"))
     for members in groups:
         names = [f"bn-{index}" for index in range(1, members)]
         info = ModelInfo("BN", members, members - 1, 1)

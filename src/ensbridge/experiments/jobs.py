@@ -50,11 +50,11 @@ class Job:
 
     def config(self) -> FitConfig | dict[str, FitConfig]:
         """The configuration that `fit` takes: one for all, or one each, of a method or of its parts."""
-        each: dict[str, FitConfig] = {}
+        configs: dict[str, FitConfig] = {}
         for name, method in self.methods.items():
-            own = {f"{name}.{part}": config for part, config in method.parts.items()}
-            each |= own or {name: method.config}
-        return next(iter(each.values())) if len(set(each.values())) == 1 else each
+            of_parts = {f"{name}.{part}": config for part, config in method.parts.items()}
+            configs |= of_parts or {name: method.config}
+        return next(iter(configs.values())) if len(set(configs.values())) == 1 else configs
 
     def total_steps(self, images: int) -> int:
         """How many steps it takes on so many images."""
@@ -75,13 +75,13 @@ def joint_jobs(
     folders: dict[str, dict[str, MethodSpec]] = {}
     for name, spec in methods.items():
         same = (
-            place
-            for place, others in folders.items()
+            path
+            for path, others in folders.items()
             if not spec.config.other_batches(next(iter(others.values())).config)
         )
-        place = next(same, f"{folder}-{name}" if folders else folder)
-        folders.setdefault(place, {})[name] = spec
-    return [Job(place, group, specs, tuple(needs)) for place, specs in folders.items()]
+        path = next(same, f"{folder}-{name}" if folders else folder)
+        folders.setdefault(path, {})[name] = spec
+    return [Job(path, group, specs, tuple(needs)) for path, specs in folders.items()]
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ class Setting:
 
 def _recipe(setting: Setting, preset: Preset, schedule: Schedule) -> Recipe:
     bridge = replace(BridgeConfig.preset(preset), beta=setting.beta)
-    own = bridge.temperature.base
-    kl_temperature = own if preset != "default" or setting.kl_temperature is None else setting.kl_temperature
+    base = bridge.temperature.base
+    kl_temperature = base if preset != "default" or setting.kl_temperature is None else setting.kl_temperature
     mixed = replace(CROP, mixup=setting.mixup)
     long = FitConfig(setting.epochs, setting.batch, setting.lr, augment=mixed)
     member = setting.member_fit

@@ -95,7 +95,7 @@ def trained_ensemble(run: Run, recipe: Recipe, count: int) -> Ensemble:
             return run.members.first(count).eval()
         methods = [run.methods(folder) for folder in member_folders(recipe, count)]
         members = [
-            checked(each, DeepEnsemble).ensemble.source for named in methods for each in named.values()
+            checked(method, DeepEnsemble).ensemble.source for named in methods for method in named.values()
         ]
         return Ensemble(members[:count]).eval()
 
@@ -122,8 +122,10 @@ def bridge_specs(
     fit = seeded(recipe.kl_fit if loss == "kl" else recipe.bridge_fit, seed, "bridge")
     label = f"bridge ({recipe.bridge.num_steps} steps)"
     if loss == "kl":
-        own = "" if config.temperature == recipe.bridge.temperature else f", T = {config.temperature.base:g}"
-        label = f"bridge (KL{own})"
+        temperature = (
+            "" if config.temperature == recipe.bridge.temperature else f", T = {config.temperature.base:g}"
+        )
+        label = f"bridge (KL{temperature})"
 
     def spec(group: Group) -> MethodSpec:
         def make(run: Run) -> DiffusionBridge:

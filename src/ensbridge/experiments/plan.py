@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from ensbridge._aliases import upgrade_config
 from ensbridge.bridge.bridge import Preset
@@ -15,6 +15,7 @@ from ensbridge.experiments.digits import digits
 from ensbridge.experiments.paper import cifar10, cifar100, imagenet64, tiny_imagenet
 from ensbridge.experiments.recipe import BASELINES, Recipe, Schedule, change, match_compute
 from ensbridge.utils.text import short
+from ensbridge.utils.typed_json import JsonReader, Range
 
 RECIPES: dict[str, Callable[[Preset, Schedule], Recipe]] = {
     "digits": digits,
@@ -77,24 +78,11 @@ class Plan:
     @classmethod
     def from_config(cls, config: object, folder: Path) -> tuple[Plan, int]:
         """The plan and the seed that a run folder's config.json holds."""
-        foreign = ValueError(
-            f"{folder} is a part of a run, or foreign; give the folder that was --out of train"
-        )
-        config = upgrade_config(config) if isinstance(config, dict) else {}
-        plan = config.get("plan")
-        if not isinstance(plan, dict):
-            raise foreign
-        changes, seed = plan.get("changes"), config.get("seed")
-        if not isinstance(changes, list) or isinstance(seed, bool) or not isinstance(seed, int):
-            raise foreign
-        words = [plan.get("name"), plan.get("preset"), plan.get("schedule", "published")]
-        if not all(isinstance(text, str) for text in (*words, *changes)):
-            raise foreign
-        if abs(seed) > MOST_SEED:
-            raise ValueError(f"{folder / 'config.json'}: seed is {short(seed)}; it must be below 2**63")
-        return cls(words[0], words[1], tuple(changes), words[2]), seed
+        config = upgrade_config(config) if isinstance(config, dict) else config
+        held = _READER.read(_RunConfig, config, str(folder / "config.json"))
+        return held.plan, held.seed
 
-    def words(self) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         """The plan as a report shows it."""
         words = {"recipe": self.name, "preset": self.preset, "schedule": self.schedule}
         return words | {"changes": ", ".join(self.changes) or "none"}
@@ -107,3 +95,15 @@ class Plan:
         words += ["--schedule", self.schedule] if self.schedule != "published" else []
         words += ["--root", str(self.root)] if self.root is not None else []
         return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class _RunConfig:
+    """What a run folder's config.json says of its plan."""
+
+    plan: Plan
+    seed: Annotated[int, Range(-MOST_SEED, MOST_SEED)]
+
+
+# Of a part of a run, whose config.json is a method's, too.
+_READER = JsonReader("give the folder that was --out of train", ignore_unknown=True)

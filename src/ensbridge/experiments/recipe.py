@@ -206,7 +206,7 @@ def change(recipe: Recipe, assignment: str) -> Recipe:
 
 
 def _changed(holder: Any, path: list[str], text: str, whole: str) -> Any:
-    here = [each.name for each in fields(holder) if _settable(holder, each.name)]
+    here = [field.name for field in fields(holder) if _settable(holder, field.name)]
     if path[0] in RENAMED_FIELDS:
         raise ValueError(f"{whole} is now {RENAMED_FIELDS[path[0]]}; set that")
     if path[0] not in here:
@@ -214,7 +214,7 @@ def _changed(holder: Any, path: list[str], text: str, whole: str) -> Any:
     old = getattr(holder, path[0])
     if is_dataclass(old) and not isinstance(old, type):
         if len(path) == 1:
-            inside = ", ".join(f"{whole}.{each.name}" for each in fields(old) if _settable(old, each.name))
+            inside = ", ".join(f"{whole}.{field.name}" for field in fields(old) if _settable(old, field.name))
             raise ValueError(f"{whole} has fields of its own; set one of them: {inside}")
         return replace(holder, **{path[0]: _changed(old, path[1:], text, whole)})
     if len(path) > 1:

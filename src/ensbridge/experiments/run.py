@@ -164,10 +164,10 @@ def _opened(
     engine = join()
     with one_thread(), engine.together() if engine else nullcontext(), ExitStack() as held:
         recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
-        place = choose_device(device, recipe)
-        place = engine.start(place) if engine else place
-        folder, data = _open(plan, recipe, out, seed, train, place, engine)
-        run = Run(experiment_of(recipe, seed), folder, seed, data, progress, place, engine=engine)
+        chosen = choose_device(device, recipe)
+        chosen = engine.start(chosen) if engine else chosen
+        folder, data = _open(plan, recipe, out, seed, train, chosen, engine)
+        run = Run(experiment_of(recipe, seed), folder, seed, data, progress, chosen, engine=engine)
 
         def lock() -> None:
             held.enter_context(locked(run.folder))
@@ -184,7 +184,7 @@ def _open(
     out: Path,
     seed: int,
     train: bool,
-    place: torch.device,
+    device: torch.device,
     engine: Engine | None,
 ) -> tuple[Path, Splits]:
     with opened_folder(out) if train else nullcontext():  # before the data is loaded, which may take long
@@ -214,7 +214,7 @@ def _open(
         return folder.path
 
     folder = engine.broadcast(begin) if engine else begin()
-    return folder, Splits(*(part.to(place) for part in data))
+    return folder, data.to(device)
 
 
 def _check_schedule(out: Path, plan: Plan) -> None:
@@ -323,7 +323,7 @@ def read_plan(out: Path) -> tuple[Plan, int]:
 
 def _settings(plan: Plan, recipe: Recipe) -> dict[str, Any]:
     """What runs that are averaged have in common."""
-    return plan.words() | {"digest": _digest(describe(recipe))}
+    return plan.settings() | {"digest": _digest(describe(recipe))}
 
 
 def _digest(description: dict[str, Any]) -> str:

@@ -39,14 +39,14 @@ def evaluate_saved(
     splits = open_splits(data, root)
     _check(fast, splits, model, data)
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    place = find_device(chosen)
-    fast, splits = fast.to(place), Splits(*(part.to(place) for part in splits))
+    where = find_device(chosen)
+    fast, splits = fast.to(where), splits.to(where)
     source = Ensemble([fast.source])
     advance = progress("evaluate", 2 * (len(splits.test) + len(splits.val)), "images")
     evaluator = Evaluator(source, splits.test, splits.val, batch_size=BATCH, advance=advance)
     rows = evaluator.measure({"DE-1": source, model: fast}, {model: infer_info(fast)})
     names = fast.class_names or tuple(map(str, range(evaluator.classes)))
-    return Scores(data, 0, names, environment(place), rows, target=1)
+    return Scores(data, 0, names, environment(where), rows, target=1)
 
 
 def _check(fast: FastEnsemble, splits: Splits, model: str, data: str) -> None:

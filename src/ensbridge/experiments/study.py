@@ -59,11 +59,11 @@ def run_study(
     test images only with `final`, once everything is chosen; each part's scores and log-probabilities, in
     half precision, are written as `validation.json` and `validation.npz`, or `test.…`, in `out`.
     """
-    folder, place = open_folder(out), choose_device(device, recipe)
-    data = Splits(*(part.to(place) for part in data))
-    members = None if members is None else members.to(place).eval()
+    folder, chosen = open_folder(out), choose_device(device, recipe)
+    data = data.to(chosen)
+    members = None if members is None else members.to(chosen).eval()
     with one_thread(), locked(folder), progress_bars(quiet) as bars:
-        run = Run(experiment, folder, seed, data, bars.stage, place, members=members)
+        run = Run(experiment, folder, seed, data, bars.stage, chosen, members=members)
         run.train(experiment.jobs)
         reference = trained_ensemble(run, recipe, recipe.members) if members is None else members
         models = build_models(run, experiment.models, "rows", recipe.target)
@@ -81,24 +81,24 @@ def _measure(
 ) -> tuple[Scores, dict[str, Tensor]]:
     """Scores and log-probabilities of the ensembles and of the models on a part of the data."""
     evaluator = Evaluator(reference, held, run.data.val, recipe.target, batch_size=500, seed=run.seed)
-    answers = predict_each(models.models, held, 500)
+    predictions = predict_each(models.models, held, 500)
     ensembles = reference.by_size()
     scores = Scores(
         dataset=recipe.name if part == "test" else f"{recipe.name} {part}",
         seed=run.seed,
         class_names=recipe.class_names,
         environment=environment(run.device),
-        rows=evaluator.measure(ensembles) + evaluator.measure(models.models, models.info, answers),
+        rows=evaluator.measure(ensembles) + evaluator.measure(models.models, models.info, predictions),
         target=recipe.target,
         curves=run.curves(),
     )
-    log_probs = dict(zip(ensembles, evaluator.by_size, strict=True)) | answers
-    return scores, {name: each.cpu() for name, each in log_probs.items()}
+    log_probs = dict(zip(ensembles, evaluator.by_size, strict=True)) | predictions
+    return scores, {name: values.cpu() for name, values in log_probs.items()}
 
 
 def _compressed(log_probs: Mapping[str, Tensor]) -> bytes:
     """An npz of log-probabilities in half precision."""
-    arrays: dict[str, Any] = {name: each.half().numpy() for name, each in log_probs.items()}
+    arrays: dict[str, Any] = {name: values.half().numpy() for name, values in log_probs.items()}
     file = BytesIO()
     np.savez_compressed(file, **arrays)
     return file.getvalue()
@@ -109,10 +109,10 @@ def load_members(folder: Path | str, recipe: Recipe, first: str | None = None) -
 
     Where member 1 is not there, it is the source of the saved model that `first` names, such as zoo:cifar10.
     """
-    place = Path(folder)
-    count = sum(1 for _ in place.glob("member-*.safetensors"))
-    start = 1 if (place / "member-1.safetensors").exists() else 2
-    paths = [place / f"member-{number}.safetensors" for number in range(start, start + count)]
+    folder = Path(folder)
+    count = sum(1 for _ in folder.glob("member-*.safetensors"))
+    start = 1 if (folder / "member-1.safetensors").exists() else 2
+    paths = [folder / f"member-{number}.safetensors" for number in range(start, start + count)]
     missing = [path.name for path in paths if not path.exists()]
     if not count or missing or (start == 2 and first is None):
         name = missing[0] if missing else "member-1.safetensors"
@@ -127,11 +127,13 @@ def load_members(folder: Path | str, recipe: Recipe, first: str | None = None) -
 
 def save_members(folder: Path | str, members: Ensemble) -> None:
     """Write members' weights in half precision, as `load_members` reads them."""
-    place = open_folder(folder)
+    folder = open_folder(folder)
     for number, net in enumerate(members.members, 1):
         state = {name: tensor.cpu().contiguous() for name, tensor in net.state_dict().items()}
-        halves = {name: each.half() if each.is_floating_point() else each for name, each in state.items()}
-        write_atomically(place / f"member-{number}.safetensors", save(halves))
+        halves = {
+            name: values.half() if values.is_floating_point() else values for name, values in state.items()
+        }
+        write_atomically(folder / f"member-{number}.safetensors", save(halves))
 
 
 def open_run(folder: Path | str, device: str = "auto") -> tuple[Run, Recipe]:
@@ -139,9 +141,9 @@ def open_run(folder: Path | str, device: str = "auto") -> tuple[Run, Recipe]:
     folder = Path(folder)
     plan, seed = read_plan(folder)
     recipe = plan.recipe()
-    place = choose_device(device, recipe)
-    data = Splits(*(part.to(place) for part in recipe.load()))
-    return Run(experiment_of(recipe, seed), folder, seed, data, silent, place), recipe
+    chosen = choose_device(device, recipe)
+    data = recipe.load().to(chosen)
+    return Run(experiment_of(recipe, seed), folder, seed, data, silent, chosen), recipe
 
 
 def limit_images(data: Splits, limit: int | None) -> Splits:

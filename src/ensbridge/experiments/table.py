@@ -96,10 +96,10 @@ def _bridges(recipe: Recipe, seed: int) -> tuple[list[Job], list[Job], list[Tabl
 
     one, with_kl = one_step(recipe), one_step(recipe, "kl")
     several = replace(one, steps=recipe.bridge.num_steps)
-    own, alike = slug(target), [slug(group, target) for group in groups]
-    models = [bridge_model(several, sampled.folder, [own])]
-    models += [bridge_model(one, last, [own])] if distilled else []
-    models.append(bridge_model(with_kl, kl.folder, [own]))
+    name, alike = slug(target), [slug(group, target) for group in groups]
+    models = [bridge_model(several, sampled.folder, [name])]
+    models += [bridge_model(one, last, [name])] if distilled else []
+    models.append(bridge_model(with_kl, kl.folder, [name]))
     count = len(groups)
     if count > 1:
         all_members = replace(one, members=members, bridges=count)
@@ -111,9 +111,9 @@ def _bridges(recipe: Recipe, seed: int) -> tuple[list[Job], list[Job], list[Tabl
             models.append(bridge_model(replace(one, bridges=size).as_control(), last, names))
         models.append(bridge_model(replace(with_kl, bridges=size).as_control(), kl.folder, names))
     shown = [
-        (sampled.folder, own, several),
+        (sampled.folder, name, several),
         (sampled.folder, slug(groups[0], CONTROL), one.as_control()),
-        (kl.folder, own, with_kl),
+        (kl.folder, name, with_kl),
     ]
     curves = [CurveSpec(*spec[:2], name_rows([spec[2]], recipe.target)[0], spec[2]) for spec in shown]
     return [sampled, kl], distilled, models, curves

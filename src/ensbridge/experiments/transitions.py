@@ -1,4 +1,4 @@
-"""Example images on which source and ensemble disagree, and the bridge's way between them."""
+"""Example images on which source and ensemble disagree, and the bridge's path between them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def find_transitions(
         return ()
     apart = (source - target).abs().sum(-1) * (source.argmax(-1) != target.argmax(-1))
     chosen = [int(index) for index in apart.argsort(descending=True, stable=True)[:count] if apart[index] > 0]
-    found = []
+    transitions = []
     for index in chosen:
         image = test.batch(torch.tensor([index], device=test.images.device))[0]
-        found.append(
+        transitions.append(
             Transition(
                 image=base64.b64encode(png(image[0])).decode(),
                 label=int(test.labels[index]),
@@ -43,7 +43,7 @@ def find_transitions(
                 ensemble=_rounded(target[index]),
             )
         )
-    return tuple(found)
+    return tuple(transitions)
 
 
 @torch.no_grad()

@@ -63,7 +63,9 @@ class Batch:
         if not {None, *features} <= seen.keys():
             names = self.feature_names.get(network, features)
             # Each has images of its own: a network may well work in place.
-            run = self.runners.get(network, lambda own: forward_with_features(network, own.clone(), *names))
+            run = self.runners.get(
+                network, lambda batch: forward_with_features(network, batch.clone(), *names)
+            )
             with torch.no_grad():
                 outputs = run(images)
             seen.update(zip((None, *names), outputs, strict=True))
@@ -84,6 +86,11 @@ def feature_names_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, 
         if feature is not None and feature not in feature_names[ensemble.source]:
             feature_names[ensemble.source] += (feature,)
     return feature_names
+
+
+def kl_loss(log_p: Tensor, logits: Tensor) -> Tensor:
+    """KL(p ‖ softmax(logits)), mean over the batch."""
+    return (log_p.exp() * (log_p - logits.log_softmax(-1))).sum(-1).mean()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import FeatureBridge
-from ensbridge.methods.base import AbstractMethod, Batch, Teacher
+from ensbridge.methods.base import AbstractMethod, Batch, Teacher, kl_loss
 from ensbridge.models.ensemble import Ensemble, ensemble_logit, weights_digest
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import find_module
@@ -47,8 +47,7 @@ class BridgeNetwork(AbstractMethod):
         """KL(centre ‖ bridge), mean over the batch."""
         outputs = batch.teacher_outputs(self._source, self.feature)
         log_p = ensemble_logit(batch.member_logits(self.centres)).log_softmax(-1)
-        log_q = self.bridge(outputs.feature, outputs.logits[0]).log_softmax(-1)
-        return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+        return kl_loss(log_p, self.bridge(outputs.feature, outputs.logits[0]))
 
     def model(self) -> FastEnsemble:
         """The source with the bridge, their softmaxes averaged."""

@@ -71,5 +71,5 @@ class DeepEnsemble(AbstractMethod):
     def describe(self) -> dict[str, Any]:
         """The members' architectures, as they print, and their part of a batch, if any."""
         members = [str(member) for member in self.ensemble.members]
-        own = {} if self.part is None else {"part": list(self.part)}
-        return {"method": "deep_ensemble", "members": members, **own}
+        part = {} if self.part is None else {"part": list(self.part)}
+        return {"method": "deep_ensemble", "members": members, **part}

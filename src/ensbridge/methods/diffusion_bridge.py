@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import Bridge, BridgeConfig
 from ensbridge.bridge.sampler import estimate_z0
-from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher, TeacherOutputs
+from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher, TeacherOutputs, kl_loss
 from ensbridge.models.ensemble import Ensemble, ensemble_logit, random_member, weights_digest
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import find_module
@@ -89,11 +89,8 @@ class DiffusionBridge(AbstractMethod):
         z0, z1, outputs = self.ends(batch)
         if self.objective == "kl":
             now = z1.new_ones(len(z1))
-            log_q = estimate_z0(
-                self.bridge.epsilon, self.bridge.schedule, z1, outputs.feature, now
-            ).log_softmax(-1)
-            log_p = z0.log_softmax(-1)
-            return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+            end = estimate_z0(self.bridge.epsilon, self.bridge.schedule, z1, outputs.feature, now)
+            return kl_loss(z0.log_softmax(-1), end)
         t = self.draw_times(len(z1), z1.device, batch.generator)
         sample = self.bridge.schedule.sample(z0, z1, t, batch.generator)
         # Eq. 8 in units of √beta: squared error summed over classes, mean over the batch.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.bridge.sampler import estimate_z0
-from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher
+from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher, kl_loss
 from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit, weights_digest
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import FeatureExtractor, find_module
@@ -64,14 +64,14 @@ class JointDistillation(AbstractMethod):
         target = ensemble_logit(batch.member_logits(self.ensemble)).log_softmax(-1)
         logits, h = self._extractor(batch.images)
         logits = at_least_float32(logits)
-        losses = [_kl(target, logits)]
+        losses = [kl_loss(target, logits)]
         if not self.end_to_end:
             logits, h = logits.detach(), h.detach()
         for bridge in self.bridges.values():
             temperature = bridge.draw_temperature(len(logits), logits.device, batch.generator)
             z1 = bridge.start(logits, temperature)
             z0 = estimate_z0(bridge.epsilon, bridge.schedule, z1, h, z1.new_ones(len(z1)))
-            losses.append(_kl(target, z0))
+            losses.append(kl_loss(target, z0))
         return torch.stack(losses).sum()
 
     def model(self) -> FastEnsemble:
@@ -110,8 +110,3 @@ class JointDistillation(AbstractMethod):
             },
             **({"ema": asdict(self.ema)} if self.ema else {}),
         }
-
-
-def _kl(log_p: Tensor, logits: Tensor) -> Tensor:
-    """KL(p ‖ softmax(logits)), mean over the batch."""
-    return (log_p.exp() * (log_p - logits.log_softmax(-1))).sum(-1).mean()

@@ -68,7 +68,7 @@ def gap_closed(
     """
     if resamples < 2:
         raise ValueError(f"resamples is {resamples}; a standard deviation needs at least 2")
-    one, model, target = (np.asarray(each, dtype=np.float64) for each in (nll_one, nll_model, nll_target))
+    one, model, target = (np.asarray(nll, dtype=np.float64) for nll in (nll_one, nll_model, nll_target))
     if one.ndim != 1 or one.size == 0 or not one.shape == model.shape == target.shape:
         raise ValueError(
             f"per-image NLLs have shapes {one.shape}, {model.shape} and {target.shape}; "

@@ -102,8 +102,8 @@ def kl_per_image(log_p: Tensor, log_q: Tensor) -> Tensor:
     >>> round(kl_per_image(certain, even).exp().item(), 6)
     2.0
     """
-    each = log_p.exp() * (log_p - log_q)
-    return torch.where(log_p == -math.inf, 0.0, each).sum(-1).double()
+    terms = log_p.exp() * (log_p - log_q)
+    return torch.where(log_p == -math.inf, 0.0, terms).sum(-1).double()
 
 
 def nll_per_image(log_probs: Tensor, labels: Tensor) -> Tensor:

@@ -3,53 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ensbridge.evaluation.scores import CorruptedGroup, Summary
 from ensbridge.evaluation.scores.columns import number
-from ensbridge.report.paper import PaperRow, counterpart, paper_rows
+from ensbridge.report.paper import PaperRow, counterpart, paper_cell, paper_rows
+from ensbridge.report.text_table import TextRow, TextTable
 
 FROST = "frost"  # the one corruption that is made of pictures, which differ from set to set
 COLUMNS = (("ACC", "acc", 2), ("NLL", "nll", 4), ("cNLL", "cnll", 4))  # with the paper's digits
 
 
-@dataclass(frozen=True)
-class CorruptedTable:
-    """A table: blocks of `COLUMNS`, and rows of a model's cells, ours or the paper's."""
-
-    heading: str
-    blocks: tuple[tuple[str, int], ...]  # what a block is the mean of, and of how many corruptions
-    rows: tuple[tuple[bool, str, tuple[str, ...]], ...]  # whether the paper's, name, cells
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The headings of all cells."""
-        return tuple(heading for _ in self.blocks for heading, _, _ in COLUMNS)
-
-    @property
-    def has_paper(self) -> bool:
-        """Whether rows of the paper are among them."""
-        return any(theirs for theirs, _, _ in self.rows)
-
-
-def tables(summary: Summary) -> tuple[CorruptedTable, ...]:
+def tables(summary: Summary) -> tuple[TextTable, ...]:
     """Severity 1, as the paper has it, and the mean over all severities; none where nothing was measured."""
     groups = summary.corrupted
     if not groups:
         return ()
     severities = groups[0].severities
-    found = []
+    shown = []
     if 1 in severities:
         names = {group.model for group in groups}
         ours = [group for group in summary.rows if group.model in names]
         paper = {row: counterpart(row, ours) for row in paper_rows(f"{summary.dataset}-c")}
         theirs = {(row.model if group is None else group.model): row for row, group in paper.items()}
-        found.append(
+        shown.append(
             _table("Severity 1", [group.at(1) for group in groups], theirs if any(paper.values()) else {})
         )
     if severities != (1,):
-        found.append(_table(_severities(severities), groups, {}))
-    return tuple(found)
+        shown.append(_table(_severities(severities), groups, {}))
+    return tuple(shown)
 
 
 def notes(summary: Summary) -> tuple[str, ...]:
@@ -75,31 +56,26 @@ def notes(summary: Summary) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _table(heading: str, groups: Sequence[CorruptedGroup], paper: Mapping[str, PaperRow]) -> CorruptedTable:
+def _table(heading: str, groups: Sequence[CorruptedGroup], paper: Mapping[str, PaperRow]) -> TextTable:
     names = groups[0].corruptions
     rest = [name for name in names if name != FROST]
     with_frost = 0 < len(rest) < len(names)
-    blocks = [(f"mean of {len(names)}", len(names))]
-    blocks += [(f"mean of {len(rest)} without frost", len(rest))] if with_frost else []
-    theirs = {model: _theirs(row, len(blocks)) for model, row in paper.items()}
-    rows: list[tuple[bool, str, tuple[str, ...]]] = []
+    titles = [f"mean of {len(names)}", *([f"mean of {len(rest)} without frost"] if with_frost else [])]
+    blank = ("–",) * len(COLUMNS)
+    theirs = {
+        model: tuple(paper_cell(row, name, digits) for _, name, digits in COLUMNS) + blank * (len(titles) - 1)
+        for model, row in paper.items()
+    }
+    rows: list[TextRow] = []
     for group in groups:
         parts = [group, group.without(FROST)] if with_frost else [group]
-        rows.append((False, _name(group), tuple(cell for part in parts for cell in _ours(part))))
-        rows += [(True, "paper", theirs.pop(group.model))] if group.model in theirs else []
+        cells = tuple(number(name, digits)(part) for part in parts for _, name, digits in COLUMNS)
+        rows.append(TextRow(_name(group), cells))
+        rows += [TextRow("paper", theirs.pop(group.model), "theirs")] if group.model in theirs else []
     for model, cells in theirs.items():  # what the paper measured and these runs did not
-        rows += [(False, model, ("–",) * len(cells)), (True, "paper", cells)]
-    return CorruptedTable(heading, tuple(blocks), tuple(rows))
-
-
-def _ours(group: CorruptedGroup) -> tuple[str, ...]:
-    return tuple(number(name, digits)(group) for _, name, digits in COLUMNS)
-
-
-def _theirs(row: PaperRow, blocks: int) -> tuple[str, ...]:
-    values = [(getattr(row, name), digits) for _, name, digits in COLUMNS]
-    own = tuple("–" if value is None else f"{value:.{digits}f}" for value, digits in values)
-    return own + ("–",) * len(COLUMNS) * (blocks - 1)
+        rows += [TextRow(model, blank * len(titles)), TextRow("paper", cells, "theirs")]
+    headings = tuple(heading for heading, _, _ in COLUMNS)
+    return TextTable(heading, tuple((title, headings) for title in titles), tuple(rows))
 
 
 def _name(group: CorruptedGroup) -> str:

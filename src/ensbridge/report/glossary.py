@@ -78,10 +78,10 @@ def linker(entries: dict[str, list[Entry]]) -> Callable[[str], Markup]:
     """A filter that links the terms in a text to their meanings; the rest of the text is escaped."""
     anchors = {term: anchor for terms in entries.values() for anchor, term, _ in terms}
     written = "|".join(f"({_WRITTEN.get(term) or re.escape(term)})" for term in anchors)
-    pattern, places = re.compile(rf"(?<![\w-])(?:{written})(?![\w²])"), list(anchors.values())
+    pattern, targets = re.compile(rf"(?<![\w-])(?:{written})(?![\w²])"), list(anchors.values())
 
-    def link(found: re.Match[str]) -> str:
-        return f'<a href="#{places[(found.lastindex or 1) - 1]}">{found[0]}</a>'
+    def link(term: re.Match[str]) -> str:
+        return f'<a href="#{targets[(term.lastindex or 1) - 1]}">{term[0]}</a>'
 
     return lambda text: Markup(pattern.sub(link, str(escape(text))))
 

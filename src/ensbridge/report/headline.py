@@ -82,7 +82,7 @@ def headline(summary: Summary) -> str:
 
 def _cheaper_and_better(summary: Summary, bridge: Group) -> list[str]:
     """What the table's own front says against the bridge: models of no higher cost and a lower NLL."""
-    found = [
+    better = [
         group
         for group in summary.rows
         if group.kind not in ("DE", "control")
@@ -92,7 +92,7 @@ def _cheaper_and_better(summary: Summary, bridge: Group) -> list[str]:
     return [
         f"{group.model} has a lower NLL, {_mean(group, 'nll'):.3f} against {_mean(bridge, 'nll'):.3f}, at"
         f" ×{group.first.macs_ratio:.2f}."
-        for group in found
+        for group in better
     ]
 
 
@@ -113,26 +113,26 @@ def control_sentence(summary: Summary) -> str:
             " so how much of this is due to the ensemble is not known."
         )
     same = _is_control_of(control.first, bridge.first)
-    own = "the same bridge" if bridge.first.bridges == 1 else "the same bridges"
-    what = own if same else f"{control.model}, another bridge,"
-    found = f"Without the ensemble — {what} trained towards the source alone —"
+    alike = "the same bridge" if bridge.first.bridges == 1 else "the same bridges"
+    what = alike if same else f"{control.model}, another bridge,"
+    sentence = f"Without the ensemble — {what} trained towards the source alone —"
     nll = f"an NLL {_WORSE}’s" if both.theirs.worse_than_one else f"the NLL of {_members(both.theirs)}"
-    found += f" {nll}{both.which}"
+    sentence += f" {nll}{both.which}"
     ours, theirs = _mean(both.ours, "nll"), _mean(both.theirs, "nll")
     if theirs <= ours:
-        return f"{found}: as good or better, so nothing here is shown to come from the ensemble."
+        return f"{sentence}: as good or better, so nothing here is shown to come from the ensemble."
     unsettled = _unsettled(both, _target(summary))
     if unsettled:
-        return f"{found}; {unsettled}, so the ensemble’s own share is not settled by this."
+        return f"{sentence}; {unsettled}, so the ensemble’s own share is not settled by this."
     if _members(both.theirs) == _members(both.ours):
-        return f"{found} too; the ensemble itself lowers NLL from {theirs:.3f} to {ours:.3f}."
-    return f"{found}; the ensemble itself adds the rest{_measured_gain(both.ours)}."
+        return f"{sentence} too; the ensemble itself lowers NLL from {theirs:.3f} to {ours:.3f}."
+    return f"{sentence}; the ensemble itself adds the rest{_measured_gain(both.ours)}."
 
 
 def ensemble(summary: Summary, members: int) -> Group | None:
     """Return the deep ensemble of so many members, None where it was not measured."""
-    found = (group for group in summary.rows if group.kind == "DE" and group.first.members == members)
-    return next(found, None)
+    groups = (group for group in summary.rows if group.kind == "DE" and group.first.members == members)
+    return next(groups, None)
 
 
 class _Both(NamedTuple):
@@ -187,10 +187,10 @@ def _gain(bridge: Row, control: Row) -> tuple[float, float] | None:
 
 def _unsettled_gain(bridge: Row, control: Row) -> str:
     """The same of one run in which there is no gap, image by image in NLL."""
-    found = _gain(bridge, control)
-    if found is None:
+    measured = _gain(bridge, control)
+    if measured is None:
         return "the error of the difference is not known"
-    gain, error = found
+    gain, error = measured
     if gain >= CLEAR * error:
         return ""
     return f"the difference ({gain:.4f} ± {error:.4f} of NLL) is within two standard errors"

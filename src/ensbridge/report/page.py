@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from ensbridge.evaluation.scores import COLUMNS, Group, Summary, cells
+from ensbridge.evaluation.scores import COLUMNS, Summary, cells
 from ensbridge.report import corrupted, uncertainty
 from ensbridge.report.glossary import glossary, linker
 from ensbridge.report.headline import control_sentence, headline, main_bridge
 from ensbridge.report.paper import comparison, source
 from ensbridge.report.style import LOOKS, variables
+from ensbridge.report.text_table import TextRow, TextTable
 
 if TYPE_CHECKING:
     from ensbridge.report.writing import Part
 
 # Columns that the page shows first: what its headline speaks of must be seen on a phone too.
-_FIRST = ("model", "NLL", "DEE", "MACs ×", "ACC")
+_FIRST = ("NLL", "DEE", "MACs ×", "ACC")
 
 
 def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
@@ -30,76 +31,43 @@ def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    main, terms = main_bridge(summary), glossary(summary)
+    terms = glossary(summary)
     environment.filters["linked"] = linker(terms)
-    order = _order([column.heading for column in COLUMNS])
+    compared = comparison(summary)
     return environment.from_string(template).render(
         summary=summary,
         first=summary.first,
+        several=len(summary.runs) > 1,
         seeds=_seeds(summary),
         light=variables(dark=False),
         dark=variables(dark=True),
         headline=_unbroken(headline(summary)),
         control=_unbroken(control_sentence(summary)),
-        headings=[COLUMNS[place].heading for place in order],
+        scores=_scores(summary).in_order(_FIRST),
         glossary=terms,
         errors=any(row.gap_error is not None for row in summary.first.rows),
-        rows=[
-            (
-                _class(group, main),
-                _short_parts_whole(cells(group)[0]),
-                _split([cells(group)[place] for place in order[1:]]),
-            )
-            for group in summary.rows
-        ],
         one=next((group.first for group in summary.rows if group.model == "DE-1"), None),
-        paper=_paper(summary),
+        paper=compared and compared.in_order(_FIRST),
         paper_source=source(),
-        corrupted=_corrupted(summary),
-        uncertainty=uncertainty.render(summary, environment.filters["linked"]),
+        corrupted=corrupted.tables(summary),
+        corrupted_notes=corrupted.notes(summary),
+        uncertainty=uncertainty.tables(summary),
         severity=_figure(severity),
         figures=[_figure(part) for part in parts],
         environments=_environments(summary),
     )
 
 
-def _paper(summary: Summary) -> dict[str, object] | None:
-    found = comparison(summary)
-    if found is None:
-        return None
-    rows, order = [], _order(found.headings)
-    for model, pairs in found.rows:
-        ours, theirs = zip(*(pairs[place] for place in order), strict=True)
-        rows += [("", model, _split(ours)), ("theirs", "paper", _split(theirs))]
-    headings = [found.headings[place] for place in order]
-    return {"headings": headings, "rows": rows, "notes": found.notes}
-
-
-def _order(headings: Sequence[str]) -> list[int]:
-    """The places of columns as the page shows them.
-
-    >>> _order(["MACs ×", "ACC", "NLL", "ECE", "DEE"])
-    [2, 4, 0, 1, 3]
-    """
-    rank = {heading: place for place, heading in enumerate(_FIRST)}
-    return sorted(range(len(headings)), key=lambda place: rank.get(headings[place], len(rank)))
-
-
-def _corrupted(summary: Summary) -> dict[str, object] | None:
-    found = corrupted.tables(summary)
-    if not found:
-        return None
-    tables = [
-        {
-            "heading": table.heading,
-            "blocks": table.blocks,
-            "columns": table.columns,
-            "rows": [("theirs" if theirs else "", name, _split(cells)) for theirs, name, cells in table.rows],
-            "has_paper": table.has_paper,
-        }
-        for table in found
-    ]
-    return {"tables": tables, "notes": corrupted.notes(summary)}
+def _scores(summary: Summary) -> TextTable:
+    """Every model's row; that of the main bridge stands out."""
+    main, rows = main_bridge(summary), []
+    for group in summary.rows:
+        css = LOOKS[group.kind].variable
+        css += " main" if main is not None and group.model == main.model else ""
+        name, *texts = cells(group)
+        rows.append(TextRow(_short_parts_whole(name), tuple(texts), css))
+    headings = tuple(column.heading for column in COLUMNS[1:])
+    return TextTable("Every model on the test split", (("", headings),), tuple(rows))
 
 
 def _figure(part: Part) -> dict[str, object]:
@@ -113,16 +81,6 @@ def _figure(part: Part) -> dict[str, object]:
         "wide": Markup(drawn.wide) if drawn else None,
         "narrow": Markup(drawn.narrow) if drawn else None,
     }
-
-
-def _class(group: Group, main: Group | None) -> str:
-    name = LOOKS[group.kind].variable
-    return f"{name} main" if main is not None and group.model == main.model else name
-
-
-def _split(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Part each cell's mean from its spread, which the page writes smaller."""
-    return [(mean, spread) for mean, _, spread in (text.partition(" ± ") for text in texts)]
 
 
 def _unbroken(text: str) -> str:
@@ -144,4 +102,4 @@ def _environments(summary: Summary) -> list[tuple[str, str]]:
     """What the runs were made with, each value once; those that differ say so side by side."""
     keys = dict.fromkeys(key for run in summary.runs for key in run.environment)
     values = {key: dict.fromkeys(run.environment.get(key, "–") for run in summary.runs) for key in keys}
-    return [(key, " · ".join(found)) for key, found in values.items()]
+    return [(key, " · ".join(texts)) for key, texts in values.items()]

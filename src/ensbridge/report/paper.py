@@ -11,6 +11,7 @@ from typing import Any
 
 from ensbridge.evaluation.scores import Group, Method, Summary, Width
 from ensbridge.evaluation.scores.columns import dee_cell, number
+from ensbridge.report.text_table import TextRow, TextTable
 
 NOTE = (
     "Rows are matched by method, members and bridges; a bridge that was trained with KL alone stands beside"
@@ -55,15 +56,6 @@ class PaperCapacity:
     dee: float
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The paper's table beside ours as text: headings, then a model's cells as (ours, paper) pairs."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-    notes: tuple[str, ...]
-
-
 def paper_rows(dataset: str) -> tuple[PaperRow, ...]:
     """Return the paper's rows for a data set, none where it has none.
 
@@ -85,21 +77,21 @@ def source() -> str:
     return _document()["source"]
 
 
-def comparison(summary: Summary) -> Comparison | None:
-    """Put the paper's rows beside ours; None where no row has a counterpart."""
-    rows = paper_rows(summary.dataset)
-    ours = {row: counterpart(row, summary.rows) for row in rows}
+def comparison(summary: Summary) -> TextTable | None:
+    """The paper's rows under ours; None where no row has a counterpart."""
+    paper = paper_rows(summary.dataset)
+    ours = {row: counterpart(row, summary.rows) for row in paper}
     if not any(ours.values()):
         return None
-    used = [
-        (h, name, digits) for h, name, digits in _COLUMNS if any(getattr(r, name) is not None for r in rows)
-    ]
-    table = tuple(
-        (row.model if group is None else group.model, tuple(_pair(group, row, n, d) for _, n, d in used))
-        for row, group in ours.items()
-    )
+    used = [column for column in _COLUMNS if any(getattr(row, column[1]) is not None for row in paper)]
+    rows = []
+    for row, group in ours.items():
+        cells = tuple("–" if group is None else _our_cell(group, name, digits) for _, name, digits in used)
+        rows.append(TextRow(row.model if group is None else group.model, cells))
+        rows.append(TextRow("paper", tuple(paper_cell(row, *column[1:]) for column in used), "theirs"))
     notes = (NOTE, ECE_NOTE, *([DEE_NOTE] if summary.dataset == "imagenet64" else []))
-    return Comparison(tuple(heading for heading, _, _ in used), table, notes)
+    headings = tuple(heading for heading, _, _ in used)
+    return TextTable("Beside the paper", (("", headings),), tuple(rows), notes)
 
 
 def counterpart(row: PaperRow, ours: Iterable[Group]) -> Group | None:
@@ -125,14 +117,14 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
 )
 
 
-def _pair(group: Group | None, row: PaperRow, name: str, digits: int) -> tuple[str, str]:
-    theirs, spread = getattr(row, name), getattr(row, f"{name}_sd", None)
-    text = f"{theirs:.{digits}f}" if isinstance(theirs, float) else theirs or "–"
-    text += "" if spread is None else f" ± {spread:.{digits}f}"
-    return ("–" if group is None else _ours(group, name, digits)), text
+def paper_cell(row: PaperRow, name: str, digits: int) -> str:
+    """A score of the paper with its spread where it prints one; a dash where it has none."""
+    value, spread = getattr(row, name), getattr(row, f"{name}_sd", None)
+    text = f"{value:.{digits}f}" if isinstance(value, float) else value or "–"
+    return text if spread is None else f"{text} ± {spread:.{digits}f}"
 
 
-def _ours(group: Group, name: str, digits: int) -> str:
+def _our_cell(group: Group, name: str, digits: int) -> str:
     if name == "dee":
         return dee_cell(group)
     # A cost does not depend on the seed.

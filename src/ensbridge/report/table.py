@@ -12,6 +12,7 @@ from rich.text import Text
 from ensbridge.evaluation.scores import COLUMNS, Summary, cells
 from ensbridge.report import corrupted
 from ensbridge.report.paper import comparison
+from ensbridge.report.text_table import TextTable
 
 _STYLES = {"DBN": "bold", "control": "dim"}
 _NAME = 16  # what a name may take of 80 columns beside means and spreads
@@ -22,8 +23,7 @@ class _Spread:
 
     def __init__(self, text: str) -> None:
         self.whole = text
-        mean, _, spread = text.partition(" ± ")
-        self.broken = f"{mean}\n±{spread}"
+        self.broken = text.replace(" ± ", "\n±")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         least = max(map(cell_len, self.broken.splitlines()))
@@ -80,51 +80,42 @@ def _table(summary: Summary, narrow: bool) -> Table:
 
 def paper_table(summary: Summary) -> Table | None:
     """Return our numbers with the paper's under them, None where the paper has no such data set."""
-    found = comparison(summary)
-    if found is None:
-        return None
+    table = comparison(summary)
     title = "the paper’s ECE is left out: it appears to be a mean of per-batch values"
-    table = Table(
-        title=Text(title), box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, title_justify="left"
-    )
-    table.add_column("model")
-    for heading in found.headings:
-        table.add_column(heading, justify="right")
-    for model, pairs in found.rows:
-        ours, theirs = zip(*pairs, strict=True)
-        table.add_row(Text(model), *map(_tight, ours))
-        table.add_row(Text("  paper"), *map(_tight, theirs), style="dim")
-    return table
+    return table and _plain(table, title, tight=True)
 
 
 def corrupted_tables(summary: Summary) -> list[Table]:
     """Return models under corruptions, the paper's under ours; none where they were not measured."""
     shown = []
-    found = corrupted.tables(summary)
-    for number, each in enumerate(found, 1):
-        table = Table(
-            title=Text(f"Under corruptions, {each.heading.lower()}: {', '.join(w for w, _ in each.blocks)}"),
-            caption=Text("\n" + " ".join(corrupted.notes(summary))) if number == len(found) else None,
-            box=SIMPLE_HEAD,
-            show_edge=False,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-            title_justify="left",
-            caption_justify="left",
-        )
-        table.add_column("model")
-        for place, heading in enumerate(each.columns):
-            _, count = each.blocks[place * len(each.blocks) // len(each.columns)]
-            table.add_column(Text(f"{heading}\nof {count}"), justify="right")
-        for theirs, name, texts in each.rows:
-            row = [_Spread(text) if " ± " in text else Text(text, no_wrap=True) for text in texts]
-            table.add_row(Text(f"  {name}" if theirs else name), *row, style="dim" if theirs else None)
-        shown.append(table)
+    for table in corrupted.tables(summary):
+        blocks = ", ".join(title for title, _ in table.blocks)
+        shown.append(_plain(table, f"Under corruptions, {table.heading.lower()}: {blocks}"))
+    if shown:
+        shown[-1].caption = Text("\n" + " ".join(corrupted.notes(summary)))
     return shown
 
 
-def _tight(text: str) -> Text:
-    return Text(text.replace(" ± ", "±"), no_wrap=True)
+def _plain(table: TextTable, title: str, tight: bool = False) -> Table:
+    """A table for the terminal: with `tight`, of “mean±sd” cells that are never broken."""
+    shown = Table(
+        title=Text(title),
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=0 if tight else (0, 1, 0, 0),
+        title_justify="left",
+        caption_justify="left",
+    )
+    shown.add_column("model")
+    for block, headings in table.blocks:
+        of = f"\n{block.removeprefix('mean ').removesuffix(' without frost')}" if block else ""
+        for heading in headings:
+            shown.add_column(Text(f"{heading}{of}"), justify="right")
+    for name, texts, css in table.rows:
+        row = [Text(text.replace(" ± ", "±"), no_wrap=True) if tight else _Spread(text) for text in texts]
+        shown.add_row(Text(f"  {name}" if css else name), *row, style="dim" if css else None)
+    return shown
 
 
 def _parts(text: str, broken: bool) -> list[str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.resources import files
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from ensbridge.evaluation.scores import Group, ImageScore, Summary, Uncertainty
 from ensbridge.evaluation.scores.columns import number
 from ensbridge.evaluation.scores.over_runs import OverRuns
+from ensbridge.report.text_table import TextRow, TextTable
 
 SCORES: dict[ImageScore, str] = {
     "msp": "MSP",
@@ -53,16 +50,7 @@ class _Values(OverRuns):
         return list(self.of_runs)
 
 
-@dataclass(frozen=True)
-class UncertaintyTable:
-    """A table: blocks of columns, and a row of cells for each model."""
-
-    heading: str
-    blocks: tuple[tuple[str, tuple[str, ...]], ...]  # what a block is, and the headings of its columns
-    rows: tuple[tuple[str, tuple[str, ...]], ...]  # the model, its cells
-
-
-def tables(summary: Summary) -> tuple[UncertaintyTable, ...]:
+def tables(summary: Summary) -> tuple[TextTable, ...]:
     """Abstaining and prediction sets, then a table for each set of other images; none where not measured."""
     groups = [group for group in summary.rows if _measured(group)]
     if not groups:
@@ -76,29 +64,15 @@ def terms(summary: Summary) -> tuple[tuple[str, str], ...]:
     return tuple(TERMS.items()) if tables(summary) else ()
 
 
-def render(summary: Summary, link: Callable[[str], Markup]) -> Markup:
-    """The section as HTML; nothing where nothing was measured. `link` links terms to the glossary."""
-    shown = tables(summary)
-    if not shown:
-        return Markup()
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["linked"] = link
-    template = files("ensbridge.report").joinpath("uncertainty.html.j2").read_text(encoding="utf-8")
-    several = len(summary.runs) > 1
-    return Markup(environment.from_string(template).render(tables=shown, several=several))
-
-
 def _measured(group: Group) -> list[Uncertainty]:
     return [row.uncertainty for row in group.rows if row.uncertainty is not None]
 
 
-def _selective(groups: list[Group]) -> UncertaintyTable:
+def _selective(groups: list[Group]) -> TextTable:
     methods = dict.fromkeys(
         (s.method, s.alpha) for group in groups for run in _measured(group) for s in run.sets
     )
-    blocks = [("errors that are left, ×1000", ("AURC", "AUGRC"))]
+    blocks = [("selective risk, ×1000", ("AURC", "AUGRC"))]
     blocks += [
         (f"{method.upper()} sets for {100 * (1 - alpha):g} %", ("coverage", "set size"))
         for method, alpha in methods
@@ -110,11 +84,11 @@ def _selective(groups: list[Group]) -> UncertaintyTable:
         for kind in methods:
             sets = [s for run in runs for s in run.sets if (s.method, s.alpha) == kind]
             cells += [_cell(100 * s.coverage for s in sets), _cell(s.size for s in sets)]
-        rows.append((group.model, tuple(cells)))
-    return UncertaintyTable("Abstaining, and prediction sets", tuple(blocks), tuple(rows))
+        rows.append(TextRow(group.model, tuple(cells)))
+    return TextTable("Abstaining, and prediction sets", tuple(blocks), tuple(rows))
 
 
-def _detection(groups: list[Group], images: str) -> UncertaintyTable:
+def _detection(groups: list[Group], images: str) -> TextTable:
     rows = []
     for group in groups:
         cells = []
@@ -125,9 +99,9 @@ def _detection(groups: list[Group], images: str) -> UncertaintyTable:
                 error = detections[0].auroc_se if name == "auroc" and len(detections) == 1 else None
                 text = _cell(100 * getattr(d, name) for d in detections)
                 cells.append(text if error is None else f"{text} ± {100 * error:.2f}")
-        rows.append((group.model, tuple(cells)))
+        rows.append(TextRow(group.model, tuple(cells)))
     names = tuple(SCORES.values())
-    return UncertaintyTable(f"OOD: {images}", (("AUROC", names), ("FPR95", names)), tuple(rows))
+    return TextTable(f"OOD: {images}", (("AUROC", names), ("FPR95", names)), tuple(rows))
 
 
 def _cell(values: Iterable[float]) -> str:

@@ -29,9 +29,11 @@ def write_report(summary: Summary, out: str | Path) -> Path:
     from ensbridge.report.figures import PLOTS, SEVERITY, draw
     from ensbridge.report.page import render_page
 
-    found = [(plot, *_data(plot, summary)) for plot in PLOTS]  # all of it, so that bad input costs no drawing
-    found.append((SEVERITY, SEVERITY.data(summary), ""))
-    parts = [Part(plot, draw(plot, data) if data else None, note) for plot, data, note in found]
+    drawable = [
+        (plot, *_data(plot, summary)) for plot in PLOTS
+    ]  # all of it, so that bad input costs no drawing
+    drawable.append((SEVERITY, SEVERITY.data(summary), ""))
+    parts = [Part(plot, draw(plot, data) if data else None, note) for plot, data, note in drawable]
     page = render_page(summary, parts[:-1], parts[-1])
     folder = open_folder(out)
     figures = open_inner_folder(folder / "figures")
@@ -75,7 +77,7 @@ def _data(plot: Plot, summary: Summary) -> tuple[dict[str, Any] | None, str]:
 
 
 _MISSING = {
-    "transition": "these scores hold no examples of the bridge’s way; runs of a recipe do.",
+    "transition": "these scores hold no examples of the bridge’s path; runs of a recipe do.",
     "reliability": "these scores hold no reliability bins; runs of a recipe do.",
     "curves": "these scores hold no training curves; runs of a recipe do.",
 }

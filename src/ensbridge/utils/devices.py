@@ -69,7 +69,7 @@ def brought_to(device: torch.device, nets: Sequence[nn.Module]) -> Iterator[None
     with ExitStack() as afterwards, torch.random.fork_rng(gpus):
         for net in nets:
             training = [(module, module.training) for module in net.modules()]
-            afterwards.callback(_put_back, net, device_of(net), _devices(net), training)
+            afterwards.callback(_restore, net, device_of(net), _devices(net), training)
         for net in nets:
             net.to(device)
         yield
@@ -86,7 +86,7 @@ def _devices(net: nn.Module) -> list[tuple[dict[str, Any], str, torch.device]]:
     ]
 
 
-def _put_back(
+def _restore(
     net: nn.Module,
     home: torch.device,
     devices: list[tuple[dict[str, Any], str, torch.device]],

@@ -121,10 +121,10 @@ def _open_temporary(folder: Path) -> tuple[Path, IO[bytes]]:
 def _remove_left_behind(folder: Path) -> None:
     """Delete temporary files of processes that were killed; those of running ones are locked."""
     try:
-        found = [path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name)]
+        paths = [path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name)]
     except OSError:
         return
-    for path in found:
+    for path in paths:
         with suppress(OSError, ValueError), open(path, "rb+", opener=nofollow) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
@@ -274,9 +274,9 @@ class _Twice(ValueError):
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise _Twice(f"it has the key {json.dumps(twice[:60])} twice")
-    return found
+    return values

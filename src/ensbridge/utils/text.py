@@ -14,7 +14,7 @@ def one_line(error: Exception) -> str:
     >>> one_line(ValueError("\\x1b[2Jgone")), len(one_line(ValueError("long " * 100)))
     ('[2Jgone', 201)
     """
-    text = "".join(each for each in " ".join(str(error).split()) if each.isprintable())
+    text = "".join(character for character in " ".join(str(error).split()) if character.isprintable())
     return (text[:200] + "…" if len(text) > 200 else text) or type(error).__name__
 
 
@@ -39,8 +39,10 @@ def visible(text: str, lines: bool = False) -> str:
     two
     """
     return "".join(
-        each if each.isprintable() or (lines and each == "\n") else each.encode("unicode_escape").decode()
-        for each in text
+        character
+        if character.isprintable() or (lines and character == "\n")
+        else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 

@@ -113,6 +113,8 @@ class JsonReader:
         readable = [
             option for option in options if get_origin(option) or option in _EXPECTED or is_dataclass(option)
         ]
+        if not readable:
+            raise self._wrong(where, value, "null")
         if str in readable and isinstance(value, str):
             return self.read(str, value, where)
         (only,) = readable if len(readable) == 1 else (option for option in readable if option is not str)

@@ -40,17 +40,17 @@ def corrupt(
     function = corruption(name)
     constant = CONSTANTS[name][severity - 1]
     result = np.empty_like(images)
-    for place, image in enumerate(images):
-        rng = generator(seed, name, severity, first + place)
+    for index, image in enumerate(images):
+        rng = generator(seed, name, severity, first + index)
         changed = function(image / 255, constant, rng)
         # Truncated, as the published set is, not rounded.
-        result[place] = np.uint8(np.clip(changed, 0, 1) * 255 + EPS)
+        result[index] = np.uint8(np.clip(changed, 0, 1) * 255 + EPS)
     return result
 
 
-def generator(seed: int, name: str, severity: int, place: int) -> np.random.Generator:
+def generator(seed: int, name: str, severity: int, index: int) -> np.random.Generator:
     """The random numbers of one image under one corruption at one severity."""
-    return np.random.default_rng([seed, zlib.crc32(name.encode()), severity, place])
+    return np.random.default_rng([seed, zlib.crc32(name.encode()), severity, index])
 
 
 def corruption(name: str) -> Corruption:

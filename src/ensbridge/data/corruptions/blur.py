@@ -102,9 +102,9 @@ def zoom_matrix(factor: float) -> NDArray[np.float64]:
     """
     old = int(np.ceil(SIZE / factor))
     new = round(old * factor)
-    places = (np.arange(SIZE) + (new - SIZE) // 2) * (old - 1) / (new - 1)
-    below = np.minimum(places.astype(int), old - 2)
-    share = places - below
+    positions = (np.arange(SIZE) + (new - SIZE) // 2) * (old - 1) / (new - 1)
+    below = np.minimum(positions.astype(int), old - 2)
+    share = positions - below
     matrix = np.zeros((SIZE, SIZE))
     line, start = np.arange(SIZE), (SIZE - old) // 2
     matrix[line, start + below] = 1 - share

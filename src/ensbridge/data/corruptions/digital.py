@@ -67,13 +67,13 @@ def elastic_transform(image: Image, constant: tuple[float, float, float], rng: n
     Both parts interpolate linearly, one after the other. Beyond its edges the image is mirrored, about the
     border pixels in the first part and about their outer sides in the second, as published.
     """
-    strength, smoothness, reach = (SIZE * each for each in constant)
+    strength, smoothness, reach = (SIZE * factor for factor in constant)
     moved = TRIANGLE + rng.uniform(-reach, reach, TRIANGLE.shape)
     ones = np.ones((3, 1))
     # The new image looks up old places, so the map is from moved points to first ones: (3, 2).
     back = np.linalg.solve(np.hstack([moved, ones]), TRIANGLE)
-    places = np.stack([*GRID[::-1], np.ones_like(GRID[0])], axis=-1) @ back
-    image = _look_up(image, places[..., 1], places[..., 0], "mirror")
+    positions = np.stack([*GRID[::-1], np.ones_like(GRID[0])], axis=-1) @ back
+    image = _look_up(image, positions[..., 1], positions[..., 0], "mirror")
     field = rng.uniform(-1, 1, (2, SIZE, SIZE))
     right, down = (
         strength * ndimage.gaussian_filter(part, smoothness, mode="reflect", truncate=3) for part in field

@@ -52,10 +52,10 @@ def plasma(decay: float, rng: np.random.Generator) -> NDArray[np.float64]:
 
 def frost(image: Image, constant: tuple[float, float], rng: np.random.Generator) -> Image:
     """Mix with a random place of a random texture: a·x + b·frost. The textures are generated."""
-    own, other = constant
+    image_weight, texture_weight = constant
     texture = frost_texture(int(rng.integers(TEXTURES)))
     row, column = rng.integers(0, len(texture) - SIZE, 2)
-    return own * image + other * texture[row : row + SIZE, column : column + SIZE]
+    return image_weight * image + texture_weight * texture[row : row + SIZE, column : column + SIZE]
 
 
 def snow(image: Image, constant: tuple[float, ...], rng: np.random.Generator) -> Image:

@@ -181,7 +181,7 @@ def _resume(folder: Path, made: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a folder, begun if it is empty; whatever is not of this very set is refused."""
     path = folder / MANIFEST
     if not path.exists():
-        if strange := sorted(each.name for each in folder.iterdir() if each.name not in (".lock", PARTS)):
+        if strange := sorted(entry.name for entry in folder.iterdir() if entry.name not in (".lock", PARTS)):
             raise ValueError(
                 f"{folder} holds {strange[0]} but no {MANIFEST}, so it is something else; choose another "
                 "folder"
@@ -190,7 +190,7 @@ def _resume(folder: Path, made: dict[str, Any]) -> dict[str, Any]:
         made_by = ", ".join(
             [
                 f"ensbridge {__version__}",
-                *(f"{each} {version(each)}" for each in ("numpy", "scipy", "pillow")),
+                *(f"{entry} {version(entry)}" for entry in ("numpy", "scipy", "pillow")),
             ]
         )
         manifest = {"made_by": made_by, "note": NOTE, "frost": FROST, **made, "files": {}}

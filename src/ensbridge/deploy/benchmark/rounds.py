@@ -42,8 +42,8 @@ def time_rounds(
     machine does only ever adds time. `seconds` leaves at least 6 rounds.
 
     >>> now = iter(range(10_000))
-    >>> found = time_rounds({"a": lambda: None, "b": lambda: None}, 7, clock=lambda: next(now))
-    >>> found.times["b"], found.calls
+    >>> result = time_rounds({"a": lambda: None, "b": lambda: None}, 7, clock=lambda: next(now))
+    >>> result.times["b"], result.calls
     ([1, 1, 1, 1, 1, 1, 1], 3)
     """
     order, orders = list(models), random.Random(0)
@@ -67,7 +67,7 @@ def time_rounds(
                 if fastest < SHORT:
                     models[name]()
                 taken[name].append(one(name))
-        for name, own in taken.items():
-            times[name].append(min(own))
+        for name, durations in taken.items():
+            times[name].append(min(durations))
         advance(1)
     return Rounds(times, calls)

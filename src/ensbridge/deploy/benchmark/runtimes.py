@@ -44,12 +44,12 @@ def ready(runtime: Runtime, model: nn.Module, images: Tensor, threads: int, trut
             # Before anything is measured: libraries take memory when first used.
             expected = _eager(truth, images)()
             runner = _BUILD[runtime](model, images, threads)
-            found = runner.call()
+            logits = runner.call()
     except CannotRun:
         raise
     except Exception as error:  # compilers and exporters have errors of their own, none of them public
         raise CannotRun(f"{runtime} cannot run this model: {one_line(error)}") from error
-    gap = difference(expected.float().cpu(), found.float().cpu())
+    gap = difference(expected.float().cpu(), logits.float().cpu())
     # A GPU multiplies float32 with fewer digits inside of convolutions.
     allowed = max(tolerance(truth, images), TOLERANCE[torch.float16] if images.is_cuda else 0.0)
     if not gap <= allowed:

@@ -12,7 +12,7 @@ from typing import Any
 from ensbridge.evaluation.scores import Summary
 from ensbridge.report.figures import curves, front, members, reliability, severity, transition
 from ensbridge.report.figures.sheet import NARROW, WIDE, Sheet, drawing
-from ensbridge.report.figures.svg import Words, for_file, for_page
+from ensbridge.report.figures.svg import AltText, for_file, for_page
 
 Data = dict[str, Any]
 
@@ -30,8 +30,14 @@ class Plot:
     stage: str | None = None  # the recipe's stage that makes its data, where not every run has it
 
 
+def _plot(heading: str, module: Any) -> Plot:
+    """The figure that a module draws, by the module's name."""
+    name = module.__name__.rpartition(".")[2]
+    return Plot(name, heading, module.data, module.draw, module.caption, module.describe)
+
+
 PLOTS: tuple[Plot, ...] = (
-    Plot("front", "Cost against quality", front.data, front.draw, front.caption, front.describe),
+    _plot("Cost against quality", front),
     Plot(
         "tradeoff",
         "What more members buy, and what they cost",
@@ -50,33 +56,12 @@ PLOTS: tuple[Plot, ...] = (
         members.describe,
         stage="capacity",
     ),
-    Plot(
-        "transition",
-        "From one network’s prediction to the ensemble’s",
-        transition.data,
-        transition.draw,
-        transition.caption,
-        transition.describe,
-    ),
-    Plot(
-        "reliability",
-        "Does confidence mean what it says?",
-        reliability.data,
-        reliability.draw,
-        reliability.caption,
-        reliability.describe,
-    ),
-    Plot("curves", "Training", curves.data, curves.draw, curves.caption, curves.describe),
+    _plot("From one network’s prediction to the ensemble’s", transition),
+    _plot("Does confidence mean what it says?", reliability),
+    _plot("Training", curves),
 )
 
-SEVERITY = Plot(
-    "severity",
-    "As corruptions grow more severe",
-    severity.data,
-    severity.draw,
-    severity.caption,
-    severity.describe,
-)
+SEVERITY = _plot("As corruptions grow more severe", severity)
 
 
 @dataclass(frozen=True)
@@ -97,12 +82,12 @@ def draw(plot: Plot, data: Data) -> Drawn:
     with drawing():
         wide, narrow = plot.draw(data, WIDE), plot.draw(data, NARROW)
         drawn, small = wide.svg(), narrow.svg()
-        words = Words(title, description, wide.hover)
+        words = AltText(title, description, wide.hover)
         return Drawn(
             plot,
             data,
             wide=for_page(drawn, f"{plot.name}-wide", words),
-            narrow=for_page(small, f"{plot.name}-narrow", Words(title, description, narrow.hover)),
+            narrow=for_page(small, f"{plot.name}-narrow", AltText(title, description, narrow.hover)),
             svg=for_file(drawn, plot.name, words),
             png=wide.png(),
         )

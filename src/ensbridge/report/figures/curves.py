@@ -22,16 +22,18 @@ def data(summary: Summary) -> Data | None:
     names = dict.fromkeys(curve.name for run in summary.runs for curve in run.curves if curve.images)
     if not names:
         return None
-    found = [[c for run in summary.runs for c in run.curves if c.name == name and c.images] for name in names]
-    return {"dataset": summary.dataset, "seeds": list(summary.seeds), "curves": list(map(_curve, found))}
+    by_name = [
+        [c for run in summary.runs for c in run.curves if c.name == name and c.images] for name in names
+    ]
+    return {"dataset": summary.dataset, "seeds": list(summary.seeds), "curves": list(map(_curve, by_name))}
 
 
 def describe(data: Data) -> str:
     """List where each loss begins and ends."""
     return " ".join(
-        f"{each['name']}: from {each['mean'][0]:.3g} to {each['mean'][-1]:.3g}"
-        f" over {each['images'][-1]:,} images."
-        for each in data["curves"]
+        f"{curve['name']}: from {curve['mean'][0]:.3g} to {curve['mean'][-1]:.3g}"
+        f" over {curve['images'][-1]:,} images."
+        for curve in data["curves"]
     )
 
 
@@ -45,8 +47,9 @@ def caption(data: Data) -> str:
     )
     return (
         "Training losses, each point a mean since the one before. They are of different kinds or have"
-        " different targets, so heights compare within a panel only; what to look for is a line"
-        " that has come to rest." + log + several
+        " different targets, so heights compare within a panel only; look for a line that has converged."
+        + log
+        + several
     )
 
 

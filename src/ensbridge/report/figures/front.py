@@ -62,8 +62,8 @@ def caption(data: Data) -> str:
     bars = any(point["nll_sd"] is not None for point in points)
     return (
         f"Left and low is best.{line} The grey staircase is the Pareto front: a model is on it if no other"
-        " measured here has as low an NLL for less, or a lower one for as little. It goes by the"
-        f" {values} on the test split, however small a difference."
+        " measured here has as low an NLL for less, or a lower one for as little. It is decided by the"
+        f" {values} on the test split, however small the difference."
         + (" Bars: one standard deviation over seeds." if bars else "")
     )
 
@@ -71,12 +71,11 @@ def caption(data: Data) -> str:
 def draw(data: Data, width: int) -> Sheet:
     """Draw the front at a width in pixels."""
     points = data["points"]
-    narrow = width <= NARROW
     kinds = [kind for kind in LOOKS if any(p["kind"] == kind for p in points)]
-    columns = 2 if narrow else 4
-    legend = 20.0 * -(-(len(kinds) + 1) // columns)
-    space = Margins(left=44, right=18, top=legend + 34, bottom=50)
-    sheet, (axes,) = Sheet.of_panels(width, 1, 1, 400, space)
+    stairs = Line2D([], [], color=SOFT, alpha=0.35, lw=5, label="Pareto front")
+    handles = [*(handle(kind) if kind == "DE" else handle(kind, linestyle="") for kind in kinds), stairs]
+    space = Margins(left=44, right=18, top=34, bottom=50)
+    sheet, (axes,) = Sheet.of_panels(width, 1, 1, 400, space, handles, 2 if width <= NARROW else 4)
     cost_axis(axes, [p["macs_ratio"] for p in points], width - 62)
     _limits(axes, points)
     linear_ticks(axes, 6)
@@ -91,9 +90,6 @@ def draw(data: Data, width: int) -> Sheet:
         )
     for number, point in enumerate(points):
         _mark(sheet, axes, number, point)
-    stairs = Line2D([], [], color=SOFT, alpha=0.35, lw=5, label="Pareto front")
-    entries = [handle(kind) if kind == "DE" else handle(kind, linestyle="") for kind in kinds]
-    sheet.legend([*entries, stairs], columns)
     _name(sheet, axes, points, [ensembles, front])
     return sheet
 
@@ -138,8 +134,8 @@ def _name(sheet: Sheet, axes: Axes, points: list[Data], lines: list[list[tuple[f
     named = [p for p in points if p["kind"] in ("DE", "DBN", "other") or kinds.count(p["kind"]) > 1]
 
     def pixel(x: float, y: float) -> tuple[float, float]:
-        place = axes.transData.transform((x, y))
-        return float(place[0]), float(place[1])
+        across, up = axes.transData.transform((x, y))
+        return float(across), float(up)
 
     bars = [
         [(p["macs_ratio"], p["nll"] + sign * p["nll_sd"]) for sign in (-1, 1)] for p in points if p["nll_sd"]

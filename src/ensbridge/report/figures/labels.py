@@ -92,7 +92,7 @@ def _around(point: Point) -> Bbox:
     return Bbox.from_bounds(point[0] - 1.5 * RADIUS, point[1] - 1.5 * RADIUS, 3 * RADIUS, 3 * RADIUS)
 
 
-def spread_out(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def spread_out(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move places on a line apart to at least `gap`, in their order, within low and high.
 
     >>> spread_out([10.0, 12.0, 40.0], 10.0, 0.0, 100.0)
@@ -100,12 +100,12 @@ def spread_out(places: Sequence[float], gap: float, low: float, high: float) -> 
     >>> spread_out([95.0, 99.0], 10.0, 0.0, 100.0)
     [90.0, 100.0]
     """
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    moved = [min(max(places[i], low), high) for i in order]
+    order = sorted(range(len(positions)), key=lambda i: positions[i])
+    moved = [min(max(positions[i], low), high) for i in order]
     for i in range(1, len(moved)):
         moved[i] = max(moved[i], moved[i - 1] + gap)
     limit = high
     for i in reversed(range(len(moved))):
         moved[i] = min(moved[i], limit)
         limit = moved[i] - gap
-    return [moved[order.index(i)] for i in range(len(places))]
+    return [moved[order.index(i)] for i in range(len(positions))]

@@ -22,12 +22,12 @@ def data(summary: Summary) -> Data | None:
     target = ensemble(summary, bridge.first.members) if bridge is not None else None
     students = [next((g for g in summary.rows if g.kind == kind), None) for kind in ("ED", "EnD2")]
     wanted = [ensemble(summary, 1), target, bridge, main_control(summary), *students]
-    found = [group for group in dict.fromkeys(wanted) if group is not None and _has_bins(group)]
-    if not found:  # models without the usual names: the first few
-        found = [group for group in summary.rows if _has_bins(group)][:6]
-    if not found:
+    groups = [group for group in dict.fromkeys(wanted) if group is not None and _has_bins(group)]
+    if not groups:  # models without the usual names: the first few
+        groups = [group for group in summary.rows if _has_bins(group)][:6]
+    if not groups:
         return None
-    return {"dataset": summary.dataset, "seeds": list(summary.seeds), "panels": list(map(_panel, found))}
+    return {"dataset": summary.dataset, "seeds": list(summary.seeds), "panels": list(map(_panel, groups))}
 
 
 def pool(runs: Sequence[Sequence[Bin]]) -> list[Data]:
@@ -38,11 +38,10 @@ def pool(runs: Sequence[Sequence[Bin]]) -> list[Data]:
     """
     pooled = []
     for bins in zip(*runs, strict=True):
-        count = sum(each.count for each in bins)
-        full = [each for each in bins if each.count]
-        sums = [sum(each.count * (getattr(each, name) or 0.0) for each in full) for name in _BIN]
-        means = [total / count if count else None for total in sums]
-        pooled.append({"count": count} | dict(zip(_BIN, means, strict=True)))
+        count = sum(bin_.count for bin_ in bins)
+        sums = {name: sum(bin_.count * (getattr(bin_, name) or 0.0) for bin_ in bins) for name in _BIN}
+        means = {name: total / count if count else None for name, total in sums.items()}
+        pooled.append({"count": count, **means})
     return pooled
 
 
@@ -52,9 +51,8 @@ def calibration_error(bins: Sequence[Bin]) -> float:
     >>> calibration_error([Bin(1, 0.6, 1.0), Bin(3, 0.8, 0.8)])
     0.1
     """
-    full = [each for each in bins if each.count and each.confidence is not None and each.accuracy is not None]
-    total = sum(each.count for each in full) or 1
-    return sum(each.count * abs((each.confidence or 0.0) - (each.accuracy or 0.0)) for each in full) / total
+    total = sum(bin_.count for bin_ in bins) or 1
+    return sum(bin_.count * abs((bin_.confidence or 0.0) - (bin_.accuracy or 0.0)) for bin_ in bins) / total
 
 
 def describe(data: Data) -> str:
@@ -69,9 +67,9 @@ def caption(data: Data) -> str:
         hollow += "; filled marks and lines: after, by one temperature fitted on the validation split"
     several = " Bins are pooled over seeds; ECE is the mean of the runs." if len(data["seeds"]) > 1 else ""
     return (
-        "Test images in bins of equal width by their confidence. On the diagonal (honest) the share that is"
-        " right equals the mean confidence; below it the model is too sure, above it too modest, though"
-        f" small bins stray by chance. {hollow}. Larger marks hold more images.{several} The models are"
+        "Test images in bins of equal width by their confidence. On the diagonal (perfect)"
+        " accuracy equals mean confidence; below it the model is overconfident, above it underconfident,"
+        f" though small bins vary by chance. {hollow}. Larger marks hold more images.{several} The models are"
         " chosen by their names, not by their scores."
     )
 
@@ -81,21 +79,20 @@ def draw(data: Data, width: int) -> Sheet:
     narrow = width <= NARROW
     columns = 2 if narrow else 3
     gap = 46.0 if narrow else 56.0
-    space = Margins(left=40, right=10, top=70, bottom=46, gap_x=gap, gap_y=92)
-    panel = (width - 50 - (columns - 1) * gap) / columns
-    sheet, panels = Sheet.of_panels(width, len(data["panels"]), columns, min(panel, 200), space)
-    for number, (axes, each) in enumerate(zip(panels, data["panels"], strict=True)):
+    space = Margins(left=40, right=10, top=50, bottom=46, gap_x=gap, gap_y=92)
+    height = min((width - 50 - (columns - 1) * gap) / columns, 200)
+    handles = _handles(calibrated=any(panel["after"] for panel in data["panels"]))
+    sheet, all_axes = Sheet.of_panels(width, len(data["panels"]), columns, height, space, handles, 3)
+    for number, (axes, panel) in enumerate(zip(all_axes, data["panels"], strict=True)):
         axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
         axes.plot([0, 1], [0, 1], color=SOFT, ls=(0, (1, 3)), lw=1.2, zorder=1, gid=f"diagonal-{number}")
-        most = max(each_bin["count"] for each_bin in each["before"])
+        most = max(bin_["count"] for bin_ in panel["before"])
         for name in ("before", "after"):
-            if each[name]:
-                _line(sheet, axes, each, name, most, f"{name}-{number}")
-        axes.text(
-            1, 0.03, _errors(each).replace(", calibrated", "\n→"), color=INK, fontsize=SMALL - 1, ha="right"
-        )
-        sheet.name_axes(axes, "confidence", "accuracy", short(each["model"], 17))
-    _legend(sheet, calibrated=any(each["after"] for each in data["panels"]))
+            if panel[name]:
+                _line(sheet, axes, panel, name, most, f"{name}-{number}")
+        errors = _errors(panel).replace(", calibrated", "\n→")
+        axes.text(1, 0.03, errors, color=INK, fontsize=SMALL - 1, ha="right")
+        sheet.name_axes(axes, "confidence", "accuracy", short(panel["model"], 17))
     return sheet
 
 
@@ -107,8 +104,8 @@ def _has_bins(group: Group) -> bool:
 
 
 def _bins(group: Group, name: str) -> list[tuple[Bin, ...]]:
-    found = [getattr(row.reliability, name) for row in group.rows if row.reliability is not None]
-    kept = [bins for bins in found if bins and any(each.count for each in bins)]
+    bins_of = [getattr(row.reliability, name) for row in group.rows if row.reliability is not None]
+    kept = [bins for bins in bins_of if bins and any(bin_.count for bin_ in bins)]
     return [bins for bins in kept if len(bins) == len(kept[0])]
 
 
@@ -129,36 +126,19 @@ def _errors(panel: Data) -> str:
 
 def _line(sheet: Sheet, axes: Any, panel: Data, name: str, most: int, identifier: str) -> None:
     style, filled = look(panel["kind"]), name == "after"
-    bins = [each for each in panel[name] if each["count"]]
-    xs, ys = ([each[key] for each in bins] for key in _BIN)
-    order = 3 if filled else 2.5
-    axes.plot(
-        xs, ys, color=style.light, lw=1.2, ls="-" if filled else (0, (4, 2)), zorder=order, clip_on=False
-    )
-    sizes = [14 + 90 * each["count"] / most for each in bins]
-    marks = axes.scatter(
-        xs,
-        ys,
-        s=sizes,
-        marker=style.marker,
-        facecolors=style.light if filled else PAPER,
-        edgecolors=style.light,
-        linewidths=1.3,
-        zorder=order,
-        clip_on=False,
-    )
+    bins = [bin_ for bin_ in panel[name] if bin_["count"]]
+    xs, ys = ([bin_[key] for bin_ in bins] for key in _BIN)
+    common: dict[str, Any] = {"zorder": 3 if filled else 2.5, "clip_on": False}
+    axes.plot(xs, ys, color=style.light, lw=1.2, ls="-" if filled else (0, (4, 2)), **common)
+    sizes = [14 + 90 * bin_["count"] / most for bin_ in bins]
+    colours = {"facecolors": style.light if filled else PAPER, "edgecolors": style.light}
+    marks = axes.scatter(xs, ys, s=sizes, marker=style.marker, linewidths=1.3, **colours, **common)
     sheet.mark(marks, identifier, f"{panel['model']}, {name} calibration, {len(bins)} bins")
 
 
-def _legend(sheet: Sheet, *, calibrated: bool) -> None:
-    common: dict[str, Any] = {
-        "color": INK,
-        "marker": "o",
-        "markersize": 6.5,
-        "markeredgewidth": 1.3,
-        "lw": 1.2,
-    }
+def _handles(*, calibrated: bool) -> list[Line2D]:
+    common: dict[str, Any] = {"color": INK, "marker": "o", "ms": 6.5, "mew": 1.3, "lw": 1.2}
     hollow = Line2D([], [], ls=(0, (4, 2)), mfc=PAPER, label="uncalibrated", **common)
     filled = Line2D([], [], label="calibrated", **common)
-    honest = Line2D([], [], color=SOFT, ls=(0, (1, 3)), lw=1.2, label="honest")
-    sheet.legend([hollow, *([filled] if calibrated else []), honest], 3)
+    perfect = Line2D([], [], color=SOFT, ls=(0, (1, 3)), lw=1.2, label="perfect")
+    return [hollow, *([filled] if calibrated else []), perfect]

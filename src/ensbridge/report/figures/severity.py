@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.ticker import FixedLocator
 
 from ensbridge.evaluation.scores import CorruptedGroup, Summary
-from ensbridge.report.figures.sheet import NARROW, Margins, Sheet, handle, linear_ticks
+from ensbridge.report.figures.sheet import NARROW, Margins, Sheet, handle, line_style, linear_ticks
 from ensbridge.report.headline import main_bridge
 from ensbridge.report.style import PAPER, look
 
@@ -63,38 +63,30 @@ def caption(data: Data) -> str:
 def draw(data: Data, width: int) -> Sheet:
     """Draw ACC and NLL against severity, at a width in pixels."""
     columns = 1 if width <= NARROW else 2
-    legend = 20.0 * -(-len(data["series"]) // (2 * columns))
-    space = Margins(left=44, right=18, top=legend + 34, gap_x=64, gap_y=82)
-    sheet, panels = Sheet.of_panels(width, 2, columns, 220, space)
+    handles = [handle(series["kind"], series["model"], **_style(series)) for series in data["series"]]
+    space = Margins(left=44, right=18, top=34, gap_x=64, gap_y=82)
+    sheet, panels = Sheet.of_panels(width, 2, columns, 220, space, handles, 2 * columns)
     for axes, (name, words) in zip(panels, _SCORES.items(), strict=True):
         for number, series in enumerate(data["series"]):
-            values = [(point["severity"], point[name]) for point in series["points"]]
-            (line,) = axes.plot(*zip(*values, strict=True), **_style(series))
+            severities, values, spreads = (
+                [point[key] for point in series["points"]] for key in ("severity", name, f"{name}_sd")
+            )
+            (line,) = axes.plot(severities, values, **_style(series))
             sheet.mark(line, f"{name}-{number}", f"{series['model']}: {name.upper()} by severity")
-            for point in series["points"]:
-                if spread := point[f"{name}_sd"]:
-                    ends = [point[name] - spread, point[name] + spread]
-                    colour = look(series["kind"]).light
-                    axes.plot([point["severity"]] * 2, ends, color=colour, lw=1.5, zorder=1.5)
+            if any(spreads):
+                colour = look(series["kind"]).light
+                axes.errorbar(
+                    severities, values, spreads, fmt="none", ecolor=colour, elinewidth=1.5, zorder=1.5
+                )
         axes.xaxis.set_major_locator(FixedLocator([p["severity"] for p in data["series"][0]["points"]]))
         linear_ticks(axes, 5)
         sheet.name_axes(axes, "severity", words)
-    handles = [handle(series["kind"], series["model"], **_style(series)) for series in data["series"]]
-    sheet.legend(handles, 2 * columns)
     return sheet
 
 
 def _style(series: Data) -> dict[str, Any]:
-    style = look(series["kind"])
-    return {
-        "color": style.light,
-        "linestyle": style.line,
-        "linewidth": 1.8,
-        "marker": style.marker,
-        "markersize": 7.5,
-        "markeredgecolor": style.light,
-        **_FILLS.get(series["model"], {}),
-    }
+    style = line_style(series["kind"])
+    return style | {"markeredgecolor": style["color"]} | _FILLS.get(series["model"], {})
 
 
 def _points(group: CorruptedGroup) -> list[Data]:

@@ -23,6 +23,7 @@ from ensbridge.report.style import FRAME, INK, PAPER, RULE, SOFT, look
 
 WIDE, NARROW = 824, 350  # the page's text column, and a phone's
 FONT, SMALL = 13.0, 12.0
+LEGEND_ROW = 20.0
 _DPI = 72.0  # one point is then one pixel
 _PNG_DPI = 200.0
 
@@ -51,7 +52,7 @@ def drawing() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Margins:
-    """Space around panels and between them."""
+    """Space around panels and between them; that of a legend is added at the top."""
 
     left: float = 52.0
     right: float = 14.0
@@ -73,30 +74,35 @@ class Sheet:
 
     @classmethod
     def of_panels(
-        cls, width: float, count: int, columns: int, panel_height: float, space: Margins
+        cls,
+        width: float,
+        count: int,
+        columns: int,
+        panel_height: float,
+        space: Margins,
+        handles: Sequence[Line2D] = (),
+        legend_columns: int = 1,
     ) -> tuple[Sheet, list[Axes]]:
-        """Return a sheet of equal panels in reading order."""
+        """Return a sheet of equal panels in reading order, under a legend of `handles`."""
         rows = math.ceil(count / columns)
-        height = space.top + rows * panel_height + (rows - 1) * space.gap_y + space.bottom
+        top = space.top + LEGEND_ROW * math.ceil(len(handles) / legend_columns)
+        height = top + rows * panel_height + (rows - 1) * space.gap_y + space.bottom
         sheet = cls(width, height)
+        if handles:
+            sheet._legend(handles, legend_columns)
         sheet.back = min(space.left, space.gap_x - 8)
         panel = (width - space.left - space.right - (columns - 1) * space.gap_x) / columns
-        places = [divmod(i, columns) for i in range(count)]
+        steps = panel + space.gap_x, panel_height + space.gap_y
         return sheet, [
-            sheet.panel(
-                space.left + column * (panel + space.gap_x),
-                space.top + row * (panel_height + space.gap_y),
-                panel,
-                panel_height,
-            )
-            for row, column in places
+            sheet.panel(space.left + column * steps[0], top + row * steps[1], panel, panel_height)
+            for row, column in (divmod(i, columns) for i in range(count))
         ]
 
     def panel(self, left: float, top: float, width: float, height: float) -> Axes:
-        """Return quiet axes at a place, counted from the top left corner."""
+        """Return quiet axes whose top left corner is so far from the sheet's."""
         bottom = self.height - top - height
-        place = (left / self.width, bottom / self.height, width / self.width, height / self.height)
-        axes = self.figure.add_axes(place, facecolor="none")
+        bounds = (left / self.width, bottom / self.height, width / self.width, height / self.height)
+        axes = self.figure.add_axes(bounds, facecolor="none")
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.spines["bottom"].set(color=SOFT, linewidth=1)
         axes.tick_params(colors=SOFT, labelsize=SMALL, length=0, pad=6)
@@ -107,23 +113,23 @@ class Sheet:
 
     def name_axes(self, axes: Axes, x: str, y: str, title: str = "") -> None:
         """Write the axes' labels: x below, y above its axis where it can be read without turning the head."""
-        place = axes.get_position()
-        height = place.height * self.height
+        bounds = axes.get_position()
+        height = bounds.height * self.height
         axes.set_xlabel(x, color=SOFT, fontsize=SMALL, labelpad=5)
         axes.set_ylabel(y, color=SOFT, fontsize=SMALL, rotation=0, ha="left", va="bottom")
-        axes.yaxis.set_label_coords(-self.back / (place.width * self.width), 1 + 8 / height)
+        axes.yaxis.set_label_coords(-self.back / (bounds.width * self.width), 1 + 8 / height)
         if title:
-            left = place.x0 - self.back / self.width
+            left = bounds.x0 - self.back / self.width
             self.figure.text(
-                left, place.y1 + 25 / self.height, title, color=INK, fontsize=FONT, weight="semibold"
+                left, bounds.y1 + 25 / self.height, title, color=INK, fontsize=FONT, weight="semibold"
             )
 
-    def legend(self, handles: Sequence[Line2D], columns: int, top: float = 0.0) -> None:
+    def _legend(self, handles: Sequence[Line2D], columns: int) -> None:
         """Write a legend into the top left corner."""
         self.figure.legend(
             handles=list(handles),
             loc="upper left",
-            bbox_to_anchor=(0.0, 1 - top / self.height),
+            bbox_to_anchor=(0.0, 1.0),
             ncols=columns,
             frameon=False,
             fontsize=SMALL,
@@ -159,19 +165,22 @@ class Sheet:
         return file.getvalue()
 
 
-def handle(kind: str, label: str = "", **changes: Any) -> Line2D:
-    """A legend's entry for a kind of rows: its line and marker."""
+def line_style(kind: str) -> dict[str, Any]:
+    """How the line and the markers of a kind of rows are drawn."""
     style = look(kind)
-    values: dict[str, Any] = {
+    return {
         "color": style.light,
         "marker": style.marker,
         "linestyle": style.line,
         "linewidth": 1.8,
         "markersize": 7.5 if style.marker in "oDs" else 9,
         "markeredgecolor": PAPER,
-        "label": label or style.label,
     }
-    return Line2D([], [], **(values | changes))
+
+
+def handle(kind: str, label: str = "", **changes: Any) -> Line2D:
+    """A legend's entry for a kind of rows: its line and marker."""
+    return Line2D([], [], label=label or look(kind).label, **(line_style(kind) | changes))
 
 
 def linear_ticks(axes: Axes, most: int = 6) -> None:
@@ -203,8 +212,8 @@ def log_ticks(low: float, high: float, width: float) -> list[float]:
     decades = range(math.floor(low / math.log(10)), math.ceil(high / math.log(10)) + 1)
     ticks: list[float] = []
     for multiples in ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7), (1, 1.5, 2, 3, 5), (1, 2, 5), (1,)):
-        found = [round(m * 10.0**d, 12) for d in decades for m in multiples]
-        ticks = [tick for tick in found if low <= math.log(tick) <= high]
+        candidates = [round(m * 10.0**d, 12) for d in decades for m in multiples]
+        ticks = [tick for tick in candidates if low <= math.log(tick) <= high]
         gaps = [(math.log(b) - math.log(a)) / (high - low) * width for a, b in pairwise(ticks)]
         if all(gap > 34 for gap in gaps):
             return ticks

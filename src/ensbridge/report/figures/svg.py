@@ -17,7 +17,7 @@ _INSIDE = re.compile(r"url\(#([^)]+)\)")
 
 
 @dataclass(frozen=True)
-class Words:
+class AltText:
     """What a drawing says to a reader who does not see it, and on hovering over a mark."""
 
     title: str
@@ -25,7 +25,7 @@ class Words:
     hover: dict[str, str]  # by the mark's id
 
 
-def for_page(svg: str, name: str, words: Words) -> str:
+def for_page(svg: str, name: str, words: AltText) -> str:
     """Return the drawing for the page: colours as its variables, ids that begin with `name`, no size."""
     root = _clean(svg, name, words)
     del root.attrib["width"], root.attrib["height"]
@@ -37,7 +37,7 @@ def for_page(svg: str, name: str, words: Words) -> str:
     return _text(root)
 
 
-def for_file(svg: str, name: str, words: Words) -> str:
+def for_file(svg: str, name: str, words: AltText) -> str:
     """Return the drawing as a file of its own, in the light colours."""
     root = _clean(svg, name, words)
     for node in root.iter():
@@ -49,9 +49,9 @@ def for_file(svg: str, name: str, words: Words) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + _text(root) + "\n"
 
 
-def _clean(svg: str, name: str, words: Words) -> Element:
+def _clean(svg: str, name: str, words: AltText) -> Element:
     root = ElementTree.fromstring(svg)  # drops comments and the document type
-    for child in [each for each in root if each.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}defs")]:
+    for child in [node for node in root if node.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}defs")]:
         # A style for "*" would reach the whole page; the page says the same for figures alone.
         if child.tag.endswith("metadata") or child.find(f"{{{_SVG}}}style") is not None:
             root.remove(child)
@@ -80,14 +80,17 @@ def _style(style: str, colours: dict[str, str], font: str | None) -> str:
     """Rewrite a style: colours by `colours`, the font by `font` or, without one, left to the page."""
     kept = []
     for part in style.split(";"):
-        key, _, value = (each.strip() for each in part.partition(":"))
+        key, _, value = (text.strip() for text in part.partition(":"))
         if key == "font-family":
             if font is not None:
                 kept.append(f"font-family: {font}")
         elif key == "font":  # the shorthand: "600 13px 'DejaVu Sans', …"
-            found = re.search(r"(?:(\w+) )?([\d.]+px)", value)
-            assert found is not None, value
-            kept += [f"font-size: {found[2]}", *([f"font-weight: {found[1]}"] if found[1] else [])]
+            font_match = re.search(r"(?:(\w+) )?([\d.]+px)", value)
+            assert font_match is not None, value
+            kept += [
+                f"font-size: {font_match[2]}",
+                *([f"font-weight: {font_match[1]}"] if font_match[1] else []),
+            ]
             kept += [f"font-family: {font}"] if font is not None else []
         elif key:
             kept.append(f"{key}: {colours.get(value, value)}")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import math
-import struct
 import warnings
-import zlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -26,9 +24,6 @@ Data = dict[str, Any]
 MOST = 6  # examples
 _CLASSES = 3  # lines in a panel
 _LARGEST = 512  # pixels of an image's side; more is no example of a classifier's input
-# What Pillow raises of damaged chunks.
-_DAMAGE = (OSError, SyntaxError, ValueError, IndexError, EOFError, struct.error, zlib.error)
-_DAMAGE += (Image.DecompressionBombError,)
 _SIDE = 76.0  # of an image in the figure
 # The true class is ink and solid, the others quieter: line and marker tell them apart.
 _LINES: tuple[tuple[str, Any, str], ...] = (
@@ -43,19 +38,9 @@ def data(summary: Summary) -> Data | None:
     run = next((run for run in summary.runs if run.transitions), None)
     if run is None:
         return None
-    examples = [
-        {
-            "image": each.image,
-            "label": each.label,
-            "source": list(each.source),
-            "times": list(each.times),
-            "path": [list(stop) for stop in each.path],
-            "ensemble": list(each.ensemble),
-        }
-        for each in run.transitions[:MOST]
-    ]
-    for number, each in enumerate(examples):
-        decode(each["image"], f"transitions[{number}]")
+    examples = [asdict(transition) for transition in run.transitions[:MOST]]
+    for number, example in enumerate(examples):
+        decode(example["image"], f"transitions[{number}]")
     return {
         "dataset": summary.dataset,
         "seeds": [run.seed],
@@ -67,41 +52,34 @@ def data(summary: Summary) -> Data | None:
 def decode(text: str, where: str) -> Image.Image:
     """Return the picture in a base64 PNG, or say in one sentence that it is none."""
     try:
-        content = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ValueError(f"{where}: image is not base64; {REMEDY}") from error
-    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
-        raise ValueError(f"{where}: image is not a PNG; {REMEDY}")
-    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's on odd chunks: it shows the image or raises
-            picture = Image.open(io.BytesIO(content), formats=["PNG"])
-            size = picture.size
-            shown = picture.convert("RGB") if max(size) <= _LARGEST else None
-    except _DAMAGE as error:
-        raise ValueError(f"{where}: image is a damaged PNG; {REMEDY}") from error
-    if shown is None:
-        pixels = "×".join(map(str, size))
-        raise ValueError(f"{where}: image has {pixels} pixels, more than {_LARGEST} a side; {REMEDY}")
-    return shown
+            content = io.BytesIO(base64.b64decode(text, validate=True))
+            picture = Image.open(content, formats=["PNG"])
+            if max(picture.size) <= _LARGEST:
+                return picture.convert("RGB")
+    except Exception as error:  # Pillow raises what it likes of damaged chunks
+        raise ValueError(f"{where}: image is no whole PNG in base64; {REMEDY}") from error
+    pixels = "×".join(map(str, picture.size))
+    raise ValueError(f"{where}: image has {pixels} pixels, more than {_LARGEST} a side; {REMEDY}")
 
 
 def describe(data: Data) -> str:
     """List the true class's confidences."""
     lines = []
-    for each in data["examples"]:
-        k = each["label"]
-        ways = {"source": each["source"], "ensemble": each["ensemble"]}
-        if each["path"]:
-            ways = {"source": each["source"], "bridge": each["path"][-1], "ensemble": each["ensemble"]}
-        values = ", ".join(f"{name} {probabilities[k]:.2f}" for name, probabilities in ways.items())
+    for example in data["examples"]:
+        k = example["label"]
+        models = {"source": example["source"]}
+        models |= {"bridge": example["path"][-1]} if example["path"] else {}
+        models["ensemble"] = example["ensemble"]
+        values = ", ".join(f"{name} {probabilities[k]:.2f}" for name, probabilities in models.items())
         lines.append(f"True class {data['class_names'][k]}: {values}.")
     return " ".join(lines)
 
 
 def caption(data: Data) -> str:
     """Say how to read it."""
-    counts = sorted({len(each["times"]) - 1 for each in data["examples"]})
+    counts = sorted({len(example["times"]) - 1 for example in data["examples"]})
     steps = f" of {counts[0]} steps" if len(counts) == 1 and counts[0] > 1 else ""
     return (
         "Confidence in the true class (solid) and in the two others that become likeliest. From the left: the"
@@ -135,26 +113,25 @@ def shown_classes(example: Data) -> list[int]:
 def _lines(sheet: Sheet, axes: Axes, example: Data, names: Sequence[str], number: int) -> None:
     stops = [example["source"], *example["path"], example["ensemble"]]
     # Source and ensemble stand apart: they are other models than the bridge.
-    places = [0.0, *(1.7 + i for i in range(len(example["path"]))), len(example["path"]) + 2.4]
+    xs = [0.0, *(1.7 + i for i in range(len(example["path"]))), len(example["path"]) + 2.4]
     classes = shown_classes(example)
-    axes.set(xlim=(-0.3, places[-1] + 0.3), ylim=(-0.03, 1.05), yticks=[0, 0.5, 1])
-    for place in (places[0], places[-1]):
-        axes.axvline(place, color=RULE, lw=1, zorder=1)
+    axes.set(xlim=(-0.3, xs[-1] + 0.3), ylim=(-0.03, 1.05), yticks=[0, 0.5, 1])
+    for x in (xs[0], xs[-1]):
+        axes.axvline(x, color=RULE, lw=1, zorder=1)
     for rank, k in enumerate(classes):
         colour, line, marker = (INK, "-", "o") if rank == 0 else _LINES[rank - 1]
         heights = [stop[k] for stop in stops]
         order = 3 - rank / 10
-        axes.plot(places, heights, color=colour, ls=line, lw=0.7, zorder=order)
-        axes.plot(
-            places[1:-1], heights[1:-1], color=colour, ls=line, lw=2.2 if rank == 0 else 1.4, zorder=order
-        )
+        axes.plot(xs, heights, color=colour, ls=line, lw=0.7, zorder=order)
+        width = 2.2 if rank == 0 else 1.4
+        axes.plot(xs[1:-1], heights[1:-1], color=colour, ls=line, lw=width, zorder=order)
         (marks,) = axes.plot(
-            places, heights, marker, color=colour, mec=PAPER, ms=6.5, zorder=order + 0.05, clip_on=False
+            xs, heights, marker, color=colour, mec=PAPER, ms=6.5, zorder=order + 0.05, clip_on=False
         )
         values = ", ".join(f"{height:.2f}" for height in heights)
         sheet.mark(marks, f"class-{number}-{rank}", f"{names[k]}: {values}")
-    _end_labels(axes, [stops[-1][k] for k in classes], [short(names[k], 10) for k in classes], places[-1])
-    _times(axes, example["times"], places)
+    _end_labels(axes, [stops[-1][k] for k in classes], [short(names[k], 10) for k in classes], xs[-1])
+    _times(axes, example["times"], xs)
     sheet.name_axes(axes, "time t along the bridge", "confidence")
 
 
@@ -162,43 +139,26 @@ def _end_labels(axes: Axes, heights: list[float], names: list[str], last: float)
     """Write the classes' names at the right, moved apart where they would touch."""
     pixels = axes.get_window_extent().height / 1.06
     for rank, (name, y) in enumerate(zip(names, spread_out(heights, 15 / pixels, 0.0, 1.0), strict=True)):
-        axes.annotate(
-            name,
-            (last, y),
-            xytext=(9, 0),
-            textcoords="offset points",
-            va="center",
-            color=INK if rank == 0 else SOFT,
-            fontsize=SMALL,
-            weight="semibold" if rank == 0 else "normal",
-        )
+        colour, weight = (INK, "semibold") if rank == 0 else (SOFT, "normal")
+        text: dict[str, Any] = {"color": colour, "weight": weight, "fontsize": SMALL, "va": "center"}
+        axes.annotate(name, (last, y), xytext=(9, 0), textcoords="offset points", **text)
 
 
-def _times(axes: Axes, times: Sequence[float], places: Sequence[float]) -> None:
+def _times(axes: Axes, times: Sequence[float], xs: Sequence[float]) -> None:
     """Label source, ensemble and as many times as there is room for, the first and the last among them."""
-    step = axes.get_window_extent().width / (places[-1] + 0.6)
+    step = axes.get_window_extent().width / (xs[-1] + 0.6)
     every, last = max(1, math.ceil(24 / step)), len(times) - 1
     kept = [i for i in range(len(times)) if (i % every == 0 and last - i >= every) or i in (0, last)]
-    labels = {places[i + 1]: f"{times[i]:.2g}" for i in kept}
-    labels |= {places[0]: "source", places[-1]: "ens."}
-    axes.set_xticks(sorted(labels), [labels[place] for place in sorted(labels)])
+    labels = {xs[0]: "source"} | {xs[i + 1]: f"{times[i]:.2g}" for i in kept} | {xs[-1]: "ens."}
+    axes.set_xticks(list(labels), list(labels.values()))
 
 
 def _picture(sheet: Sheet, axes: Axes, example: Data, name: str) -> None:
-    place = axes.get_position()
-    left = place.x0 * sheet.width - 44 - _SIDE
-    top = sheet.height * (1 - place.y1)
-    image = sheet.panel(left, top, _SIDE, _SIDE)
+    bounds = axes.get_position()
+    left = bounds.x0 * sheet.width - 44 - _SIDE
+    image = sheet.panel(left, sheet.height * (1 - bounds.y1), _SIDE, _SIDE)
     image.set_axis_off()
     image.imshow(decode(example["image"], "image"), interpolation="none", aspect="equal")
-    image.text(0, -0.06, "true class", transform=image.transAxes, va="top", color=SOFT, fontsize=SMALL)
-    image.text(
-        0,
-        -0.27,
-        short(name, 11),
-        transform=image.transAxes,
-        va="top",
-        color=INK,
-        fontsize=SMALL,
-        weight="semibold",
-    )
+    text: dict[str, Any] = {"transform": image.transAxes, "va": "top", "fontsize": SMALL}
+    image.text(0, -0.06, "true class", color=SOFT, **text)
+    image.text(0, -0.27, short(name, 11), color=INK, weight="semibold", **text)

@@ -18,9 +18,9 @@ def rich_table(table: Table) -> RichTable | str:
     return _rich(title(table), COLUMNS, map(cells, table.rows)) if table.rows else _why(table)
 
 
-def rich_costs(found: Benchmark) -> RichTable | None:
+def rich_costs(benchmark: Benchmark) -> RichTable | None:
     """What each model is, wherever it runs; None where nothing could be measured."""
-    measured = [table for table in found.tables if table.rows]
+    measured = [table for table in benchmark.tables if table.rows]
     return _rich("one image", COSTS, map(costs, measured[0].rows)) if measured else None
 
 
@@ -85,22 +85,22 @@ def costs(row: Row) -> tuple[str, ...]:
     return row.model, short(row.macs), short(row.params)
 
 
-def headline(found: Benchmark) -> str:
+def headline(benchmark: Benchmark) -> str:
     """A sentence for each table: how long source and bridge take, or why that is not said."""
     sentences = []
-    for table in found.tables:
+    for table in benchmark.tables:
         where = f"with {table.runtime} at batch {table.batch}"
         if table.problem:
             sentences.append(f"Nothing was timed {where}: {table.problem}.")
         for row in table.rows:
-            if row.model == found.fast and row.ratio is not None:
+            if row.model == benchmark.fast and row.ratio is not None:
                 claim = f"takes {row.ratio} the time of one member {where}"
                 refusal = f"has no ratio {where}: {row.ratio.reason}"
                 rounds = f"half of the rounds gave {row.ratio.low:.2f} … {row.ratio.high:.2f}"
                 said = refusal if row.ratio.reason else f"{claim}; {rounds}"
                 sentences.append(f"{row.model.capitalize()} {said}.")
-    refused = [row for table in found.tables for row in table.rows if row.ratio and row.ratio.reason]
-    if any(row.model != found.fast for row in refused):
+    refused = [row for table in benchmark.tables for row in table.rows if row.ratio and row.ratio.reason]
+    if any(row.model != benchmark.fast for row in refused):
         sentences.append("Where another ratio is a dash, the same holds of it; --json has its numbers.")
     if refused:
         sentences.append("More --rounds, or a quieter machine, make the intervals narrower.")
