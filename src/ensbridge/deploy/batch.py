@@ -16,6 +16,7 @@ from torch import Tensor
 from ensbridge.data.image_io import LARGEST_FILE, picture, pillow
 from ensbridge.deploy.saving.description import LARGEST_IMAGE
 from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.models.named import ImageInput, input_of
 from ensbridge.utils.files import read_file
 from ensbridge.utils.text import one_line
 
@@ -162,7 +163,9 @@ def predict_files(
     size = max(1, min(BATCH, LARGEST_IMAGE // max(1, math.prod(shape))))
     for first in range(0, len(paths), size):
         some = paths[first : first + size]
-        opened: dict[int, Tensor | str] = {number: _try_open(path, shape) for number, path in enumerate(some)}
+        opened: dict[int, Tensor | str] = {
+            number: _try_open(path, shape, input_of(fast.source)) for number, path in enumerate(some)
+        }
         good = {number: image for number, image in opened.items() if isinstance(image, Tensor)}
         made = {}
         if good:
@@ -174,22 +177,38 @@ def predict_files(
             yield path, _not_finite(str(path)) if outcome is None else outcome
 
 
-def open_image(path: Path, shape: Sequence[int]) -> Tensor:
+def open_image(path: Path, shape: Sequence[int], takes: ImageInput | None = None) -> Tensor:
     """An image file as floats (C, H, W) from 0 to 1: its middle, brought to the size that the model takes.
 
-    The largest part of the model's proportions around the middle is taken and resampled; an image that has
-    the size already stays as it is, pixel by pixel. Grey and colour become what the model takes, 16 bits
-    become 8, and transparency is left out, as the readers of data sets leave it out.
+    The largest part of the model's proportions around the middle is taken and resampled, or what the model's
+    source is known to take; an image that has the size already stays as it is, pixel by pixel. Grey and
+    colour become what the model takes, 16 bits become 8, and transparency is left out, as the readers of
+    data sets leave it out.
     """
+    _check_shape(shape)
+    return _fitted(_decode(path, _MODES[shape[0]]), shape, takes).float() / 255
+
+
+def decode_image(content: bytes, shape: Sequence[int], takes: ImageInput | None = None) -> Tensor:
+    """The content of an image file as uint8 (C, H, W), likewise; ValueError says what is wrong with it."""
+    _check_shape(shape)
+    return _fitted(picture(content, _MODES[shape[0]]), shape, takes)
+
+
+def _fitted(image: Image, shape: Sequence[int], takes: ImageInput | None) -> Tensor:
+    """A picture as pixels of a shape."""
     from PIL import Image, ImageOps
 
-    _check_shape(shape)
     channels, height, width = shape
-    image = _decode(path, _MODES[channels])
     if image.size != (width, height):
-        image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
-    array = np.asarray(image, dtype=np.float32).reshape(height, width, channels)
-    return torch.from_numpy(array / 255).permute(2, 0, 1)
+        way = takes or ImageInput((height, width), channels, (0.0,), (1.0,))
+        resample = Image.Resampling[way.interpolation.upper()]
+        if way.squash:
+            image = image.resize((width, height), resample)
+        else:
+            image = ImageOps.fit(image, (width, height), resample, bleed=(1 - way.crop) / 2)
+    array = np.array(image, dtype=np.uint8).reshape(height, width, channels)
+    return torch.from_numpy(array).permute(2, 0, 1)
 
 
 def _decode(path: Path, mode: str) -> Image:
@@ -217,9 +236,9 @@ def _check_shape(shape: Sequence[int]) -> None:
         )
 
 
-def _try_open(path: Path, shape: Sequence[int]) -> Tensor | str:
+def _try_open(path: Path, shape: Sequence[int], takes: ImageInput | None) -> Tensor | str:
     try:
-        return open_image(path, shape)
+        return open_image(path, shape, takes)
     except ValueError as error:
         return str(error)
 

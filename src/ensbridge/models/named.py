@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -66,6 +65,7 @@ class ImageInput:
 class Normalise(nn.Module):
     """Images from 0 to 1 of any size as a network takes them: resized where they have another, normalised.
 
+    >>> import torch
     >>> net = Normalise(ImageInput((4, 4), 1, (0.5,), (0.5,)))
     >>> net(torch.ones(2, 1, 8, 8)).shape, net(torch.ones(1, 1, 4, 4)).unique().tolist()
     (torch.Size([2, 1, 4, 4]), [1.0])
@@ -99,6 +99,7 @@ class NamedNetwork(nn.Module):
     It knows the arguments that build it, so that a saved model of which it is the source is loaded without
     being allowed anything. `settings` are those of a configuration of transformers, whose kind is `name`.
 
+    >>> import torch
     >>> net = NamedNetwork("torchvision", "squeezenet1_1", 3, size=(32, 32)).eval()
     >>> net(torch.rand(2, 3, 40, 40)).shape, net.arguments["name"]
     (torch.Size([2, 3]), 'squeezenet1_1')
@@ -122,7 +123,10 @@ class NamedNetwork(nn.Module):
         super().__init__()
         if not 1 <= classes <= 2**20:
             raise ValueError(f"classes are {classes}; give how many there are")
-        self.takes = ImageInput(tuple(size), channels, tuple(mean), tuple(std), interpolation, crop, squash)
+        height, width = size
+        self.takes = ImageInput(
+            (height, width), channels, tuple(mean), tuple(std), interpolation, crop, squash
+        )
         self.library, self.name, self.classes = library, name, classes
         self.settings = dict(settings or {})
         self.preprocess = Normalise(self.takes)
