@@ -185,6 +185,7 @@ def _training_parts(
     opened = partial(_opened, root=data.root, takes=source.takes, shape=None, names=names)
     parts = opened(data.data)
     train, val = _choose(parts, data.data, TRAIN), parts.get(VAL)
+    _check_classes(train, source, names)
     if data.val is not None:
         val = _choose(opened(data.val), data.val, VAL, TEST)
     elif val is None and train.labels is not None:
@@ -193,7 +194,7 @@ def _training_parts(
     test = None if data.test is None else _choose(opened(data.test), data.test, TEST, VAL)
     if test is not None and test.labels is None:
         say(f"{data.test} has no labels, so that the verdict on it goes by the members' predictions")
-    for part in (train, val, test):
+    for part in (val, test):
         _check_classes(part, source, names)
     for name, part in (("train", train), ("val", val), ("test", test)):
         if part is not None:

@@ -91,7 +91,7 @@ def write_head(
             for figure in figures:
                 lines += [
                     f"    - type: {figure.metric}",
-                    f"      value: {figure.value:.6g}" if figure.value else "      value: 0.0",
+                    f"      value: {figure.value:.8f}",  # YAML reads 1e-05 as text
                     f"      name: {json.dumps(figure.name)}",
                 ]
     return "\n".join([*lines, "---"])
