@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -128,7 +129,7 @@ def compress(
         found = None if fidelity is None else asdict(fidelity)
         print(json.dumps({"model": str(out), "choices": choices, "fidelity": found}, indent=1))
         return
-    if fast.choices:
+    if fast.choices and (quiet or not sys.stdout.isatty()):  # a terminal has it from the training
         say(choices_table(fast.choices))
     if fidelity is not None:
         say(str(fidelity))

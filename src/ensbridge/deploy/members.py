@@ -152,18 +152,13 @@ def parse_setting(key: str, value: str) -> Any:
     """A size (32 or 32x48), or numbers with a slash or a comma between them."""
     try:
         if key == "size":
-            sizes = [int(part) for part in value.split("x")]
-            return (sizes * 2)[:2] if len(sizes) == 1 else _two(sizes)
+            height, width = (int(part) for part in (value if "x" in value else f"{value}x{value}").split("x"))
+            return height, width
         numbers = tuple(float(part) for part in re.split("[/,]", value))
     except ValueError as error:
         example = "32 or 32x48" if key == "size" else "0.5 or 0.49/0.48/0.45"
         raise ValueError(f"{key} is {value!r}; give such as {example}") from error
     return numbers[0] if key == "crop" else numbers
-
-
-def _two(sizes: list[int]) -> tuple[int, int]:
-    height, width = sizes
-    return height, width
 
 
 # ------------------------------------------------------------------------------ timm and torchvision

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import logging
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from ensbridge.utils.progress import Stage, silent
 Format = Literal["jsonl", "parquet"]
 Engine = Literal["local", "ray"]
 PART = 4096  # images in a part: what a killed run may lose
+BLOCKS = 1000  # of Ray, which has a cost for each
 MANIFEST, UNREADABLE = "predictions.json", "unreadable.jsonl"
 
 
@@ -137,7 +139,7 @@ class PartWriter:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
         """The images of each part that was written."""
-        return {"images": [self.write(part) for part in batch["item"]]}
+        return {"images": [self.write(pickle.loads(part)) for part in batch["part"]]}
 
     def write(self, part: Part) -> int:
         """Write one part."""
@@ -162,14 +164,15 @@ def _run_ray(
     if not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)) - 1)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    data = ray.data.from_items([{"item": part} for part in parts], override_num_blocks=len(parts))
-    done = data.map_batches(
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    for name in ("ray.data", "ray"):  # whose plans and advice are for its developers
+        logging.getLogger(name).setLevel(logging.ERROR)
+    rows = [{"part": pickle.dumps(part)} for part in parts]  # of this process's own making
+    done = ray.data.from_items(rows, override_num_blocks=min(len(parts), BLOCKS)).map_batches(
         worker or PartWriter,
         fn_constructor_args=[config, format],
         batch_size=1,
-        concurrency=min(count, len(parts)),
+        compute=ray.data.ActorPoolStrategy(size=min(count, len(parts))),
     )
     for row in done.iter_rows():
         advance(int(row["images"]))
