@@ -24,7 +24,7 @@ from ensbridge.utils.text import one_line
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names, by the channels of the model's images
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names, by the channels of the model's images
 _SLACK = 0.01  # pixels a little outside [0, 1] come from resampling and rounding
 BATCH = 64
 
@@ -228,13 +228,18 @@ def open_image(path: Path, shape: Sequence[int], takes: ImageInput | None = None
     data sets leave it out.
     """
     _check_shape(shape)
-    return _fitted(_decode(path, _MODES[shape[0]]), shape, takes).float() / 255
+    return fit_picture(_decode(path, MODES[shape[0]]), shape, takes)
 
 
 def decode_image(content: bytes, shape: Sequence[int], takes: ImageInput | None = None) -> Tensor:
     """The content of an image file as uint8 (C, H, W), likewise; ValueError says what is wrong with it."""
     _check_shape(shape)
-    return _fitted(picture(content, _MODES[shape[0]]), shape, takes)
+    return _fitted(picture(content, MODES[shape[0]]), shape, takes)
+
+
+def fit_picture(image: Image, shape: Sequence[int], takes: ImageInput | None = None) -> Tensor:
+    """A decoded picture of the model's channels as floats (C, H, W) from 0 to 1, fitted to its size."""
+    return _fitted(image, shape, takes).float() / 255
 
 
 def _fitted(image: Image, shape: Sequence[int], takes: ImageInput | None) -> Tensor:
@@ -271,7 +276,7 @@ def _decode(path: Path, mode: str) -> Image:
 
 
 def _check_shape(shape: Sequence[int]) -> None:
-    if len(shape) != 3 or shape[0] not in _MODES:
+    if len(shape) != 3 or shape[0] not in MODES:
         raise ValueError(
             f"files cannot be read as images of shape {tuple(shape)}; they have 1, 3 or 4 channels, a height "
             "and a width, such as --image-shape 3,32,32"
@@ -300,10 +305,10 @@ def _from_array(array: np.ndarray, shape: Sequence[int], takes: ImageInput | Non
     """Pixels (C, H, W) or (H, W, C) or (H, W) of uint8, likewise."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise ValueError(f"it is {array.dtype} of shape {array.shape}, where uint8 pixels are expected")
-    if array.ndim == 3 and array.shape[0] in _MODES and array.shape[2] not in _MODES:
+    if array.ndim == 3 and array.shape[0] in MODES and array.shape[2] not in MODES:
         array = array.transpose(1, 2, 0)
     plain = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
-    image = pillow().fromarray(np.ascontiguousarray(plain)).convert(_MODES[shape[0]])
+    image = pillow().fromarray(np.ascontiguousarray(plain)).convert(MODES[shape[0]])
     return _fitted(image, shape, takes)
 
 

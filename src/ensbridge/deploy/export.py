@@ -150,7 +150,7 @@ def trace(model: nn.Module, example: Tensor) -> ExportedProgram:
     """The model as a graph whose batch size is free; the source is in it once, its feature read inside."""
     # Random numbers in place of the example: the program keeps its inputs, and those may be private.
     # Two images: what is traced for one may hold for one only.
-    images = torch.rand(2, *example.shape[1:], generator=torch.Generator().manual_seed(0)).to(example.dtype)
+    images = torch.rand(2, *example.shape[1:], generator=torch.Generator().manual_seed(0)).to(example)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # whose fused layers no other runtime has
     try:

@@ -58,7 +58,8 @@ def shard(batch: Batch, engine: Engine) -> tuple[Batch, ShardedRNG, float]:
     assert batch.generator
     count, rows = len(batch.images), engine.rows(len(batch.images))
     labels = None if batch.labels is None else batch.labels[rows]
-    part = Batch(batch.images[rows].contiguous(), labels, batch.generator, batch.feature_names)
+    images = batch.images[rows].contiguous()
+    part = Batch(images, labels, batch.generator, batch.feature_names, batch.runners)
     return part, ShardedRNG(batch.generator, rows, count), (rows.stop - rows.start) / count
 
 

@@ -18,8 +18,14 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "parquet": ("pyarrow",),
     "hub": ("huggingface_hub",),
     "ray": ("ray",),
+    "serve": ("fastapi", "uvicorn", "prometheus_client", "python_multipart"),
 }
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "Pillow"}  # whose name is not that of the import
+DISTRIBUTIONS = {  # whose name is not that of the import
+    "sklearn": "scikit-learn",
+    "PIL": "Pillow",
+    "prometheus_client": "prometheus-client",
+    "python_multipart": "python-multipart",
+}
 
 
 def missing(*extras: str) -> str:
