@@ -197,3 +197,29 @@ def test_bad_input_of_compress_is_one_sentence(
     error = capsys.readouterr().err
     assert named in error
     assert error.count("\n") == 1
+
+
+def test_a_part_is_shuffled_with_its_labels_and_parquet_that_fits_comes_into_memory(tmp_path: Path) -> None:
+    class_folders(tmp_path / "a", 6)
+    part = open_parts(str(tmp_path / "a"), decode)["all"]
+    whole, turned = collect(part.data), collect(part.shuffled().data)
+    assert whole.labels is not None
+    assert turned.labels is not None
+    assert turned.labels.tolist() != whole.labels.tolist()
+    pairs = [
+        {(label, image.sum().item()) for image, label in zip(data.images, data.labels.tolist(), strict=True)}
+        for data in (whole, turned)
+    ]  # type: ignore[union-attr]
+    assert pairs[0] == pairs[1]
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows()), tmp_path / "set.parquet")
+    stream = open_parts(str(tmp_path / "set.parquet"), decode)["all"]
+    size = 12 * 3 * 32 * 32
+    assert stream.in_memory(size - 1) is stream
+    held = stream.in_memory(size)
+    assert isinstance(held.data, eb.data.ImageSet)
+    assert held.data.images.equal(expected())
+    assert held.data.labels is not None
+    assert held.data.labels.tolist() == [n % 3 for n in range(12)]

@@ -81,6 +81,13 @@ def compress(
         Path | None,
         typer.Option(metavar="DIR", help="Keeps the training's state: the same command resumes it."),
     ] = None,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Images of more bytes are streamed from disk, not held.")
+    ] = "512MB",
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keeps the members' outputs for another run; without augmentation."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = 0,
     license: Annotated[
         str | None, typer.Option(metavar="NAME", help="For the model card, such as apache-2.0.")
@@ -121,6 +128,8 @@ def compress(
         augment=Augment(crop=crop, flip=flip) if crop or flip else None,
         device=device,
         run_dir=run_dir,
+        memory=memory,
+        cache=cache,
         seed=seed,
         quiet=quiet,
     )

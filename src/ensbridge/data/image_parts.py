@@ -19,7 +19,7 @@ from ensbridge.data.arrays import read_images
 from ensbridge.data.dataset_info import DATASETS, class_names
 from ensbridge.data.folder import SUFFIXES
 from ensbridge.data.image_io import LARGEST_FILE
-from ensbridge.data.loader import IMAGE_KEYS, LABEL_KEYS, ImageSet
+from ensbridge.data.loader import IMAGE_KEYS, LABEL_KEYS, ImageSet, collect
 from ensbridge.data.reading import layout_of, open_splits
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import read_file
@@ -53,7 +53,7 @@ class ImagePart:
         return kind(self.images, self.labels)
 
     def subset(self, indices: Sequence[int]) -> ImagePart:
-        """The images at indices in ascending order."""
+        """The images at indices, which of parquet must be in ascending order."""
         if isinstance(self.images, ImageSet):
             images: Any = self.images.subset(torch.tensor(indices))
         elif isinstance(self.images, ParquetImages):
@@ -73,6 +73,25 @@ class ImagePart:
             raise ValueError(f"{len(self)} images are too few to hold some out; give validation images")
         rest = [index for index in range(len(self)) if index % HELD_OUT != HELD_OUT - 1]
         return self.subset(rest), self.subset(held)
+
+    def shuffled(self) -> ImagePart:
+        """The images in an order that tells nothing of their classes, always the same one.
+
+        Whoever takes the first of class folders would have images of the first classes alone. Parquet is read
+        in its own order.
+        """
+        if isinstance(self.images, ParquetImages):
+            return self
+        return self.subset(torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).tolist())
+
+    def in_memory(self, limit: float) -> ImagePart:
+        """The part with its images in memory where a stream of parquet fits into so many bytes."""
+        if not isinstance(self.images, ParquetImages):
+            return self
+        first = next(iter(self.images.subset([0])))
+        if first.nbytes * len(self) > limit:
+            return self
+        return replace(self, images=collect(self.images))
 
     def in_order_of(self, names: Sequence[str] | None) -> ImagePart:
         """The part with its classes numbered as `names` has them, where both have the same names."""

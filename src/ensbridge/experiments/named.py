@@ -15,6 +15,7 @@ from ensbridge.data.dataset_info import DATASETS
 from ensbridge.data.image_parts import ImagePart, open_parts
 from ensbridge.data.loader import ImageSet, collect
 from ensbridge.data.reading import layout_of
+from ensbridge.data.stream import MEMORY, parse_memory
 from ensbridge.deploy.batch import decode_image
 from ensbridge.deploy.members import Member, Overrides, check_source, open_member, open_members
 from ensbridge.deploy.saving.folder import check_target
@@ -46,6 +47,7 @@ def compress_named(
     overrides: Overrides | None = None,
     *,
     license: str | None = None,
+    memory: str | float = MEMORY,
     say: Say = lambda _: None,
     **options: object,
 ) -> tuple[FastEnsemble, Fidelity | None]:
@@ -65,8 +67,9 @@ def compress_named(
     train, val, test = _training_parts(data, source, members, say)
     fast = compress(
         [member.net for member in members],
-        train.data,
+        train.in_memory(parse_memory(memory)).data,
         None if val is None else val.data,
+        memory=memory,
         **options,  # type: ignore[arg-type]
     )
     fast.class_names = _class_names(members, val or train, source.classes)
@@ -196,6 +199,7 @@ def _training_parts(
         say(f"{data.test} has no labels, so that the verdict on it goes by the members' predictions")
     for part in (val, test):
         _check_classes(part, source, names)
+    val, test = (None if part is None else part.shuffled() for part in (val, test))
     for name, part in (("train", train), ("val", val), ("test", test)):
         if part is not None:
             say(f"{name}: {len(part):,} images{'' if part.labels is not None else ' without labels'}")
