@@ -106,33 +106,40 @@ def compress(
 
     Example: ensbridge compress timm:resnet18@a.safetensors timm:resnet18@b.pt --data photos/train --val
     photos/val --out model
+
+    On several GPUs: torchrun --nproc-per-node 4 -m ensbridge compress …
     """
     from ensbridge.data.augment import Augment
     from ensbridge.evaluation.choices import choices_table
     from ensbridge.experiments.named import DataNames, compress_named
+    from ensbridge.training.distributed import rank_zero_only
 
-    fast, fidelity = compress_named(
-        members,
-        DataNames(data, val, test, root),
-        out,
-        overrides(size, mean, std),
-        license=license,
-        say=(lambda _: None) if quiet else tell,
-        budget=budget,
-        source=source,
-        max_minutes=minutes,
-        epochs=epochs,
-        bridges=bridges,
-        feature=None if feature is None else f"net.{feature.removeprefix('net.')}",
-        batch_size=batch,
-        augment=Augment(crop=crop, flip=flip) if crop or flip else None,
-        device=device,
-        run_dir=run_dir,
-        memory=memory,
-        cache=cache,
-        seed=seed,
-        quiet=quiet,
-    )
+    with rank_zero_only() as speaks:
+        fast, fidelity = compress_named(
+            members,
+            DataNames(data, val, test, root),
+            out,
+            overrides(size, mean, std),
+            license=license,
+            say=tell if speaks and not quiet else (lambda _: None),
+            writes=speaks,
+            budget=budget,
+            source=source,
+            max_minutes=minutes,
+            epochs=epochs,
+            bridges=bridges,
+            feature=None if feature is None else f"net.{feature.removeprefix('net.')}",
+            batch_size=batch,
+            augment=Augment(crop=crop, flip=flip) if crop or flip else None,
+            device=device,
+            run_dir=run_dir,
+            memory=memory,
+            cache=cache,
+            seed=seed,
+            quiet=quiet or not speaks,
+        )
+    if not speaks:
+        return
     if as_json:
         choices = [asdict(choice) for choice in fast.choices]
         found = None if fidelity is None else asdict(fidelity)

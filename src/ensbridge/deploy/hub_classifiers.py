@@ -52,6 +52,10 @@ def open_classifier(address: str) -> Classifier | None:
     """The classifier in a folder, or at "hf:user/name@version"; None where it is a model of ensbridge's."""
     name = address.removeprefix(HUB)
     local = Path(name).is_dir()
+    if not local and name.startswith((".", "/", "~")):
+        raise ValueError(
+            f"{name} is no folder; give one with a classifier, or a name on the hub, hf:user/name"
+        )
     folder = Path(name) if local else _download(name)
     path = folder / "config.json"
     if not path.is_file():

@@ -49,11 +49,13 @@ def compress_named(
     license: str | None = None,
     memory: str | float = MEMORY,
     say: Say = lambda _: None,
+    writes: bool = True,
     **options: object,
 ) -> tuple[FastEnsemble, Fidelity | None]:
     """Compress members that are named, and save the model; `options` are those of `compress`.
 
-    Beside the model it returns what `fidelity` found on the test images, None without any.
+    Beside the model it returns what `fidelity` found on the test images, None without any. Of several
+    processes that train together one `writes`.
     """
     if len(names) < 2:
         raise ValueError(f"{len(names)} member was named; give two or more, the source first")
@@ -74,6 +76,8 @@ def compress_named(
     )
     fast.class_names = _class_names(members, val or train, source.classes)
     fidelity = None
+    if not writes:
+        return fast, fidelity
     if test is not None:
         fidelity = fast.fidelity(test.data, members=[member.net for member in members])
     fast.save(
