@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ensbridge.bridge.schedule import TemperatureLaw as TemperatureLaw
     from ensbridge.deploy.cuda_graph import capture as capture
     from ensbridge.deploy.export import export as export
+    from ensbridge.deploy.predictor import BatchPredictor as BatchPredictor
     from ensbridge.deploy.saving import load as load
     from ensbridge.deploy.saving import push as push
     from ensbridge.evaluation.evaluate import evaluate as evaluate
@@ -58,6 +59,7 @@ _MODULES = {
     "report": "report",
 }
 _HOMES = {
+    "BatchPredictor": "deploy.predictor",
     "capture": "deploy.cuda_graph",
     "compress": "_compress",
     "Ensemble": "models.ensemble",

@@ -107,7 +107,7 @@ def test_a_bad_file_is_named_and_the_others_are_still_predicted(
         r"cut\.png ",
         r"float\.pfm .*pixels",
         r"none\.png .*not exist",
-        r"folder .*folder/\*\.png",
+        r"folder .*folder",
     )
     assert len(problems) == len(expected)
     for line, named in zip(problems, expected, strict=True):

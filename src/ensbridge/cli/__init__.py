@@ -7,6 +7,6 @@ from ensbridge.cli.base import main
 
 # isort: split
 # The order of the commands in --help.
-from ensbridge.cli import runs, models, serve, bench, data  # noqa: I001
+from ensbridge.cli import runs, compress, models, serve, bench, data  # noqa: I001
 
-__all__ = ["bench", "data", "main", "models", "runs", "serve"]
+__all__ = ["bench", "compress", "data", "main", "models", "runs", "serve"]

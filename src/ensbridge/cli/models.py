@@ -1,15 +1,20 @@
-"""Saved models: predict, export."""
+"""Saved models: predict, push, export."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ensbridge.cli.base import app, say, tell
+from ensbridge.cli.base import Quiet, app, fail, say, tell
 from ensbridge.utils.extras import need
+from ensbridge.utils.progress import progress_bars
+
+if TYPE_CHECKING:
+    from ensbridge.deploy.predict_inputs import AbstractInput
+    from ensbridge.deploy.predictor import PredictorConfig
 
 Model = Annotated[
     str,
@@ -39,9 +44,31 @@ Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
 @app.command()
 def predict(
     model: Model,
-    images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE", help="Image files: PNG, JPEG, BMP, WEBP or PPM.")
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT",
+            help="Image files (PNG, JPEG, BMP, WEBP or PPM), folders, globs in quotes, parquet, .npz, tar "
+            "shards of webdataset, or - for paths on standard input, one a line.",
+        ),
     ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write the predictions here, part by part; the same command resumes."
+        ),
+    ] = None,
+    format: Annotated[str, typer.Option(metavar="NAME", help="Of --out: jsonl or parquet.")] = "jsonl",
+    top_k: Annotated[
+        int | None, typer.Option(metavar="K", help="The K likeliest classes with their probabilities, too.")
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="IMAGES", help="Images in a batch.")] = 64,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="Of --out: local, or ray (Ray Data, also on a cluster).")
+    ] = "local",
+    workers: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Processes of ray; by default a core is left free.")
+    ] = None,
     image_shape: ImageShape = None,
     mean: Annotated[
         str | None,
@@ -60,36 +87,103 @@ def predict(
     ] = None,
     allow: Allow = None,
     device: Device = "cpu",
+    quiet: Quiet = False,
 ) -> None:
-    """Say what a model sees in image files.
+    """Say what a model sees in images.
 
     One line of JSON an image: the label and its probability, the source's own, the entropy in nats, and the
     disagreement, the total variation between the source's prediction and the model's: 0 where they are the
     same, 1 where nothing is shared.
 
-    An image of another size is cropped around its middle and resampled; grey and colour become what the model
-    takes, 16 bits become 8, and transparency is left out. A file that cannot be read is named on standard
-    error; the others are predicted all the same, and the exit code is 2.
+    An image of another size is cropped around its middle and resampled, as the model's source wants it where
+    that is known; grey and colour become what the model takes, 16 bits become 8, and transparency is left
+    out. A file that cannot be read is named on standard error; the others are predicted all the same, and the
+    exit code is 2.
+
+    With --out, files of any number of images are read and written part by part, in little memory. Each image
+    stands once in the parts; one that cannot be read stands there with its error, and in unreadable.jsonl. A
+    run that was killed resumes with the same command.
 
     Example: ensbridge predict zoo:cifar10 cat.png dog.jpg
-    """
-    from ensbridge.deploy.batch import Pixels, predict_files
-    from ensbridge.deploy.export import image_like, parse_shape
-    from ensbridge.deploy.saving import load
-    from ensbridge.utils.devices import find_device
 
-    fast = load(model, allow=allowed(allow))
-    shape = image_like(fast, model, None if image_shape is None else parse_shape(image_shape)).shape[1:]
-    pixels = Pixels.of(fast, numbers("mean", mean), numbers("std", std))
+    Example: ensbridge predict model photos/ --out predictions --format parquet --top-k 5
+    """
+    from ensbridge.deploy.export import parse_shape
+    from ensbridge.deploy.predict_inputs import open_inputs
+    from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
+
+    means, stds = numbers("mean", mean), numbers("std", std)
+    config = PredictorConfig(
+        model,
+        None if image_shape is None else parse_shape(image_shape),
+        None if means is None else tuple(means),
+        None if stds is None else tuple(stds),
+        tuple(allowed(allow)),
+        device,
+        batch,
+        top_k,
+    )
+    sources = open_inputs(inputs, sys.stdin)
+    if out is not None:
+        _predict_to_folder(config, sources, out, format, engine, workers, quiet)
+        return
+    if engine != "local" or format != "jsonl":
+        fail("--engine and --format are of a run that writes a folder; give --out", code=2)
     failed = 0
-    for path, found in predict_files(fast.to(find_device(device)), images, shape, pixels):
-        if isinstance(found, str):
+    predictor = BatchPredictor.of(config)
+    entries = (entry for source in sources for entry in source.read(0, len(source)))
+    for name, outcome in predictor.outcomes(entries):
+        if isinstance(outcome, str):
             failed += 1
-            tell(found)
+            tell(outcome)
         else:
-            print(found.to_json(str(path)), flush=True)
+            print(outcome.to_json(name), flush=True)
     if failed:
         raise typer.Exit(2)
+
+
+def _predict_to_folder(
+    config: PredictorConfig,
+    sources: list[AbstractInput],
+    out: Path,
+    format: str,
+    engine: str,
+    workers: int | None,
+    quiet: bool,
+) -> None:
+    """Predict into a folder, and say how many images there were."""
+    from ensbridge.deploy.predict_folder import UNREADABLE, predict_to_folder
+
+    with progress_bars(quiet) as bars:
+        images, unreadable = predict_to_folder(
+            config,
+            sources,
+            out,
+            format=format,  # type: ignore[arg-type]
+            engine=engine,  # type: ignore[arg-type]
+            workers=workers,
+            progress=bars.stage,
+        )
+    say(f"{out}: {images:,} images, {images - unreadable:,} predicted")
+    if unreadable:
+        tell(f"{unreadable:,} images could not be read; they are listed in {out / UNREADABLE}")
+
+
+@app.command()
+def push(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that was saved.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Repository on the hub, such as user/digits.")],
+    public: Annotated[bool, typer.Option("--public", help="Let everybody see a new repository.")] = False,
+) -> None:
+    """Put a saved model on the Hugging Face hub.
+
+    Its three files arrive together in one commit. Log in first, with `hf auth login`.
+
+    Example: ensbridge push model user/digits
+    """
+    from ensbridge.deploy.saving import push as push_model
+
+    say(push_model(model, name, private=not public))
 
 
 @app.command()

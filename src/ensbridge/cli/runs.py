@@ -24,6 +24,7 @@ Seed = Annotated[
     int,
     typer.Option(min=0, max=2**63 - 1, help="Random seed; the same seed gives the same scores."),
 ]
+NAMED = ("timm:", "torchvision:", "hf:")  # how classifiers of other libraries begin
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN", help="Folders of runs that differ by their seeds.")
 ]
@@ -133,13 +134,18 @@ def train(
 @app.command()
 def evaluate(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Folders of runs that differ by their seeds, or saved models."),
+        list[str],
+        typer.Argument(
+            metavar="RUN",
+            help="Folders of runs that differ by their seeds; with --data saved models, or classifiers by "
+            "name as compress takes them, such as timm:resnet18@a.pt.",
+        ),
     ],
     data: Annotated[
         str | None,
         typer.Option(
-            help="Measure saved models (a folder, zoo:… or hf:…) on this data set, by name or path."
+            help="Measure saved models (a folder, zoo:… or hf:…) and classifiers on this data set, by name "
+            "or path; images may be class folders, an .npz, parquet or a saved Hugging Face data set."
         ),
     ] = None,
     corrupted: Annotated[
@@ -161,38 +167,46 @@ def evaluate(
     Example: ensbridge evaluate runs/cifar10
 
     Example: ensbridge evaluate zoo:cifar10 --data cifar10
+
+    Example: ensbridge evaluate timm:resnet18@a.pt model --data photos/test
     """
     if data is not None:
         if corrupted is not None:
             fail("--corrupted is for runs; saved models are measured on --data alone", code=2)
-        _evaluate_saved([str(model) for model in runs], data, root, device, allowed(allow), quiet)
+        _evaluate_saved(runs, data, root, device, allowed(allow), quiet)
         return
     from ensbridge.evaluation.scores import summarise
     from ensbridge.experiments import check_runs, evaluate_run
     from ensbridge.training.distributed import rank_zero_only
 
-    for run in runs:
-        if str(run).startswith(("zoo:", "hf:")) or (run / "model.safetensors").exists():
-            fail(f"{run} is a saved model; say on what to measure it, such as --data cifar10", code=2)
-    check_runs(runs)
+    folders = [Path(run) for run in runs]
+    for run in folders:
+        if str(run).startswith(("zoo:", *NAMED)) or (run / "model.safetensors").exists():
+            fail(f"{run} is a model; say on what to measure it, such as --data cifar10", code=2)
+    check_runs(folders)
     scores = []
     with rank_zero_only() as speaks, progress_bars(quiet or not speaks) as bars:
-        for run in runs:
+        for run in folders:
             measured, missing = evaluate_run(run, progress=bars.stage, corrupted=corrupted, root=root)
             scores.append(measured)
             if missing and speaks:
                 tell(f"{run} was measured without {', '.join(missing)}")
     if speaks:
-        show(summarise(scores, list(map(str, runs))))
-        say("\n".join(str(run / "scores.json") for run in runs))
+        show(summarise(scores, list(runs)))
+        say("\n".join(str(run / "scores.json") for run in folders))
 
 
 def _evaluate_saved(
     models: list[str], data: str, root: Path | None, device: str, allow: list[str], quiet: bool
 ) -> None:
-    """Print a table for each saved model."""
+    """Print a table for each saved model, or one where some are named classifiers or other data is."""
     from ensbridge.experiments import evaluate_saved
+    from ensbridge.experiments.named import evaluate_named, needs_names
+    from ensbridge.utils.devices import auto_device
 
+    if needs_names(models, data):
+        say(evaluate_named(models, data, root, auto_device(device), allow).table())
+        return
     with progress_bars(quiet) as bars:
         for model in models:
             bars.show(evaluate_saved(model, data, root, bars.stage, device, allow).table())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,22 @@ def read_npz(path: Path | str) -> Splits:
     return Splits(train, val, test)
 
 
+def read_images(path: Path | str) -> ImageSet | None:
+    """The one set of an `.npz` with `images` and, where they are known, `labels`; None where it has parts."""
+    path = Path(path)
+    if any(name in shapes_in(path) for name in _NEEDED):
+        return None
+    found, names = _arrays(path, ("images", "labels"))
+    if "images" not in found:
+        raise ValueError(
+            f"{path} has no images (it has: {few(names)}); save them as images and labels, or as "
+            "train_images, train_labels and so on"
+        )
+    images = channels_first(found["images"], f"{path}: images")
+    known = image_set(images, found.get("labels", np.zeros(len(images), np.int64)), str(path))
+    return known if "labels" in found else known.without_labels()
+
+
 def _agree(splits: Splits, path: Path) -> None:
     shapes = [tuple(part.images.shape[1:]) for part in splits]
     if len(set(shapes)) > 1:
@@ -65,11 +81,11 @@ def _agree(splits: Splits, path: Path) -> None:
         )
 
 
-def _arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _arrays(path: Path, read: Sequence[str] = _READ) -> tuple[dict[str, Any], list[str]]:
     """The arrays of a set, and the names of all that are there."""
     with _opened(path) as (archive, stored):
         names = _names(archive)
-        headers = {name: _header(archive, names[name], path) for name in _READ if name in names}
+        headers = {name: _header(archive, names[name], path) for name in read if name in names}
         check_size(sum(header.size for header in headers.values()), stored, str(path))
         return {name: _numbers(archive, names[name], path) for name in headers}, list(names)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from ensbridge.data.image_io import LARGEST_FILE, picture, pillow
 from ensbridge.deploy.saving.description import LARGEST_IMAGE
 from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.models.named import ImageInput, input_of
 from ensbridge.utils.files import read_file
 from ensbridge.utils.text import one_line
 
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names, by the channels of the model's images
 _SLACK = 0.01  # pixels a little outside [0, 1] come from resampling and rounding
 BATCH = 64
+
+
+class Unreadable(NamedTuple):
+    """What stands in place of an image that cannot be read."""
+
+    reason: str
+
+
+Content = Path | bytes | np.ndarray | Unreadable
+Entry = tuple[str, Content]  # an image's name, and its file, that file's content or its pixels
 NAMED = 5  # of the images without a prediction
 
 
@@ -39,10 +51,19 @@ class Prediction:
     source_probability: float  # of the label, by the source alone
     entropy: float  # of the prediction, in nats
     disagreement: float  # total variation between source and model, from 0 (the same) to 1
+    top_k: tuple[tuple[str, float], ...] | None = None  # the likeliest classes, where they were asked for
+
+    def to_row(self, image: str) -> dict[str, Any]:
+        """A row of a table, in JSON's types."""
+        row = {"image": image, **asdict(self)}
+        best = row.pop("top_k")
+        if best is not None:
+            row["top_k"] = [{"label": label, "probability": value} for label, value in best]
+        return row
 
     def to_json(self, image: str) -> str:
         """One line of JSON."""
-        return json.dumps({"image": image, **asdict(self)}, allow_nan=False)
+        return json.dumps(self.to_row(image), allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -122,7 +143,7 @@ def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
 
 
 @torch.no_grad()
-def _predictions(fast: FastEnsemble, images: Tensor) -> list[Prediction | None]:
+def _predictions(fast: FastEnsemble, images: Tensor, top_k: int | None = None) -> list[Prediction | None]:
     """A prediction for each image, None where logits are not finite."""
     log_probs, source = (logits.double().log_softmax(-1).cpu() for logits in fast.with_source(images))
     names = fast.class_names or tuple(map(str, range(log_probs.shape[1])))
@@ -146,54 +167,95 @@ def _predictions(fast: FastEnsemble, images: Tensor) -> list[Prediction | None]:
                 # A class without probability, of logarithm -inf, adds nothing.
                 entropy=max(0.0, float(-(ours.exp() * ours.nan_to_num(neginf=0.0)).sum())),
                 disagreement=float((ours.exp() - theirs.exp()).abs().sum() / 2),
+                top_k=None if top_k is None else _best_classes(ours, names, top_k),
             )
         )
     return predictions
+
+
+def _best_classes(log_probs: Tensor, names: Sequence[str], count: int) -> tuple[tuple[str, float], ...]:
+    """The likeliest classes with their probabilities, the first before others that are as likely."""
+    order: list[int] = log_probs.sort(descending=True, stable=True).indices[:count].tolist()
+    return tuple((names[index], float(log_probs[index].exp())) for index in order)
 
 
 def predict_files(
     fast: FastEnsemble, paths: Sequence[Path], shape: Sequence[int], pixels: Pixels
 ) -> Iterator[tuple[Path, Prediction | str]]:
     """For each file in turn its prediction, or the sentence that says why there is none."""
+    outcomes = predict_entries(fast, ((str(path), path) for path in paths), shape, pixels)
+    for path, (_, outcome) in zip(paths, outcomes, strict=True):
+        yield path, outcome
+
+
+def predict_entries(
+    fast: FastEnsemble,
+    entries: Iterable[Entry],
+    shape: Sequence[int],
+    pixels: Pixels,
+    *,
+    batch: int = BATCH,
+    top_k: int | None = None,
+) -> Iterator[tuple[str, Prediction | str]]:
+    """For each named image its prediction, or the sentence that says why there is none, in their order."""
     pillow()  # what is missing for all of them is said once
     _check_shape(shape)
-    like = next(fast.source.parameters(), torch.zeros(1))
+    like, takes = next(fast.source.parameters(), torch.zeros(1)), input_of(fast.source)
     # A batch of large images needs no more memory than the largest image alone.
-    size = max(1, min(BATCH, LARGEST_IMAGE // max(1, math.prod(shape))))
-    for first in range(0, len(paths), size):
-        some = paths[first : first + size]
-        opened: dict[int, Tensor | str] = {number: _try_open(path, shape) for number, path in enumerate(some)}
+    size = max(1, min(batch, LARGEST_IMAGE // max(1, math.prod(shape))))
+    left = iter(entries)
+    while some := list(islice(left, size)):
+        opened: dict[int, Tensor | str] = {
+            number: _try_open(name, content, shape, takes) for number, (name, content) in enumerate(some)
+        }
         good = {number: image for number, image in opened.items() if isinstance(image, Tensor)}
         made = {}
         if good:
-            batch = pixels(torch.stack(list(good.values())).to(like.device, like.dtype))
-            made = dict(zip(good, _predict(fast, batch), strict=True))
-        for number, path in enumerate(some):
+            images = pixels(torch.stack(list(good.values())).to(like.device, like.dtype))
+            made = dict(zip(good, _predict(fast, images, top_k), strict=True))
+        for number, (name, _) in enumerate(some):
             image = opened[number]
             outcome = image if isinstance(image, str) else made[number]
-            yield path, _not_finite(str(path)) if outcome is None else outcome
+            yield name, _not_finite(name) if outcome is None else outcome
 
 
-def open_image(path: Path, shape: Sequence[int]) -> Tensor:
+def open_image(path: Path, shape: Sequence[int], takes: ImageInput | None = None) -> Tensor:
     """An image file as floats (C, H, W) from 0 to 1: its middle, brought to the size that the model takes.
 
-    The largest part of the model's proportions around the middle is taken and resampled; an image that has
-    the size already stays as it is, pixel by pixel. Grey and colour become what the model takes, 16 bits
-    become 8, and transparency is left out, as the readers of data sets leave it out.
+    The largest part of the model's proportions around the middle is taken and resampled, or what the model's
+    source is known to take; an image that has the size already stays as it is, pixel by pixel. Grey and
+    colour become what the model takes, 16 bits become 8, and transparency is left out, as the readers of
+    data sets leave it out.
     """
     _check_shape(shape)
-    return fit_picture(_decode(path, MODES[shape[0]]), shape)
+    return fit_picture(_decode(path, MODES[shape[0]]), shape, takes)
 
 
-def fit_picture(image: Image, shape: Sequence[int]) -> Tensor:
+def decode_image(content: bytes, shape: Sequence[int], takes: ImageInput | None = None) -> Tensor:
+    """The content of an image file as uint8 (C, H, W), likewise; ValueError says what is wrong with it."""
+    _check_shape(shape)
+    return _fitted(picture(content, MODES[shape[0]]), shape, takes)
+
+
+def fit_picture(image: Image, shape: Sequence[int], takes: ImageInput | None = None) -> Tensor:
     """A decoded picture of the model's channels as floats (C, H, W) from 0 to 1, fitted to its size."""
+    return _fitted(image, shape, takes).float() / 255
+
+
+def _fitted(image: Image, shape: Sequence[int], takes: ImageInput | None) -> Tensor:
+    """A picture as pixels of a shape."""
     from PIL import Image, ImageOps
 
     channels, height, width = shape
     if image.size != (width, height):
-        image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
-    array = np.asarray(image, dtype=np.float32).reshape(height, width, channels)
-    return torch.from_numpy(array / 255).permute(2, 0, 1)
+        way = takes or ImageInput((height, width), channels, (0.0,), (1.0,))
+        resample = Image.Resampling[way.interpolation.upper()]
+        if way.squash:
+            image = image.resize((width, height), resample)
+        else:
+            image = ImageOps.fit(image, (width, height), resample, bleed=(1 - way.crop) / 2)
+    array = np.array(image, dtype=np.uint8).reshape(height, width, channels)
+    return torch.from_numpy(array).permute(2, 0, 1)
 
 
 def _decode(path: Path, mode: str) -> Image:
@@ -202,7 +264,7 @@ def _decode(path: Path, mode: str) -> Image:
         address = str(path).replace(":/", "://", 1)
         raise ValueError(f"{address} is an address; save the image, and give its file")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; give the image files in it, such as {path / '*.png'}")
+        raise ValueError(f"{path} is a folder without images; give one that has some")
     try:
         content = read_file(path, LARGEST_FILE)
     except FileNotFoundError as error:
@@ -221,21 +283,43 @@ def _check_shape(shape: Sequence[int]) -> None:
         )
 
 
-def _try_open(path: Path, shape: Sequence[int]) -> Tensor | str:
+def _try_open(name: str, content: Content, shape: Sequence[int], takes: ImageInput | None) -> Tensor | str:
+    """The image as floats, or what is wrong with it."""
     try:
-        return open_image(path, shape)
+        if isinstance(content, Path):
+            return open_image(content, shape, takes)
+        if isinstance(content, bytes):
+            return decode_image(content, shape, takes).float() / 255
+        if isinstance(content, np.ndarray):
+            return _from_array(content, shape, takes).float() / 255
     except ValueError as error:
-        return str(error)
+        return (
+            str(error)
+            if isinstance(content, Path)
+            else f"{name} cannot be read ({error}); give a whole image"
+        )
+    return content.reason
+
+
+def _from_array(array: np.ndarray, shape: Sequence[int], takes: ImageInput | None) -> Tensor:
+    """Pixels (C, H, W) or (H, W, C) or (H, W) of uint8, likewise."""
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise ValueError(f"it is {array.dtype} of shape {array.shape}, where uint8 pixels are expected")
+    if array.ndim == 3 and array.shape[0] in MODES and array.shape[2] not in MODES:
+        array = array.transpose(1, 2, 0)
+    plain = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    image = pillow().fromarray(np.ascontiguousarray(plain)).convert(MODES[shape[0]])
+    return _fitted(image, shape, takes)
 
 
 def _not_finite(images: str) -> str:
     return f"the model has no finite prediction for {images}; check the pixels and --std, or train it again"
 
 
-def _predict(fast: FastEnsemble, images: Tensor) -> list[Prediction | None]:
+def _predict(fast: FastEnsemble, images: Tensor, top_k: int | None) -> list[Prediction | None]:
     """Predictions, or one sentence if the model is for images of another shape."""
     try:
-        return _predictions(fast, images)
+        return _predictions(fast, images, top_k)
     except RuntimeError as error:  # whatever a network makes of an image that is not for it
         raise ValueError(
             f"the model cannot take images of shape {tuple(images.shape[1:])} ({one_line(error)}); give "

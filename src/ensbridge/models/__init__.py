@@ -5,6 +5,8 @@ from ensbridge.models.ensemble import at_least_float32 as at_least_float32
 from ensbridge.models.ensemble import weights_digest as weights_digest
 from ensbridge.models.features import forward_with_features as forward_with_features
 from ensbridge.models.frn import FRN as FRN
+from ensbridge.models.named import ImageInput as ImageInput
+from ensbridge.models.named import NamedNetwork as NamedNetwork
 from ensbridge.models.preprocessed import Preprocessed as Preprocessed
 from ensbridge.models.resnet import BasicBlock as BasicBlock
 from ensbridge.models.resnet import ResNet as ResNet

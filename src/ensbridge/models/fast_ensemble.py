@@ -204,6 +204,9 @@ class FastEnsemble(AbstractFastEnsemble):
         image_shape: Sequence[int] | None = None,
         class_names: Sequence[str] | None = None,
         scores: Scores | Fidelity | Mapping[str, Any] | None = None,
+        license: str | None = None,
+        base_models: Sequence[str] = (),
+        dataset: str | None = None,
     ) -> None:
         """Write the model into a folder that `ensbridge.load` reads; a model there is replaced as a whole.
 
@@ -212,7 +215,9 @@ class FastEnsemble(AbstractFastEnsemble):
         `scores`: what `fidelity` or `evaluate` returned, or the mapping of a `scores.json`. Shape and
         `class_names` are the model's own unless given. A source of a class that is not ensbridge's can be
         loaded without being passed again if `build="package.models:make_net"` names the class or function
-        that, with `arguments` in JSON's types, builds it. A `model.onnx` or `model.pt2` of the model that is
+        that, with `arguments` in JSON's types, builds it. For the card, `license` is an identifier such as
+        "apache-2.0", `base_models` are the members' names on the Hugging Face hub, and `dataset` names what
+        the scores are of. A `model.onnx` or `model.pt2` of the model that is
         replaced is removed. While one process saves into a folder, another is refused; an empty `.lock` that
         this takes stays behind, and is no part of the model.
 
@@ -236,4 +241,7 @@ class FastEnsemble(AbstractFastEnsemble):
             image_shape=image_shape,
             class_names=class_names,
             scores=scores,
+            license=license,
+            base_models=base_models,
+            dataset=dataset,
         )

@@ -40,7 +40,7 @@ def load_weights(net: nn.Module, path: Path) -> nn.Module:
             f"the function for {path} returned a {type(net).__name__}; it must return a network, nn.Module"
         )
     inner = uncompiled(net)
-    state = _renamed(_read_state(path), inner)
+    state = renamed(read_state(path), inner)
     try:
         inner.load_state_dict(state)
     except Exception as error:  # a network may have ways of its own to take weights
@@ -52,7 +52,7 @@ def load_weights(net: nn.Module, path: Path) -> nn.Module:
     return net
 
 
-def _read_state(path: Path) -> Mapping[str, Any]:
+def read_state(path: Path) -> Mapping[str, Any]:
     """The state dictionary in a file, out of whatever a trainer put around it."""
     if not path.exists():
         raise ValueError(f"{path} does not exist; give a file of weights")
@@ -111,7 +111,7 @@ def _reason(error: Exception) -> str:
     return visible((text.splitlines() or [type(error).__name__])[0][:200])
 
 
-def _renamed(state: Mapping[str, Any], net: nn.Module) -> Mapping[str, Any]:
+def renamed(state: Mapping[str, Any], net: nn.Module) -> Mapping[str, Any]:
     """A state with the names that the network has for its weights, where wrappers are all that differs."""
     names = {plain_name(name): name for name in net.state_dict()}
     if set(state) == set(names.values()):

@@ -41,6 +41,15 @@ def find_device(name: torch.device | str) -> torch.device:
     return device
 
 
+def auto_device(name: str) -> torch.device:
+    """The device of that name; for "auto" a GPU where there is one, else the CPU.
+
+    >>> auto_device("cpu")
+    device(type='cpu')
+    """
+    return find_device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
 def _check_gpu(device: torch.device) -> None:
     if not torch.cuda.is_available():
         raise ValueError(f"the device is {str(device)!r}, and torch sees no GPU here; leave it out")

@@ -11,6 +11,13 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "report": ("jinja2", "matplotlib"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "corruptions": ("scipy",),
+    "timm": ("timm",),
+    "torchvision": ("torchvision",),
+    "transformers": ("transformers",),
+    "datasets": ("datasets",),
+    "parquet": ("pyarrow",),
+    "hub": ("huggingface_hub",),
+    "ray": ("ray",),
     "serve": ("fastapi", "uvicorn", "prometheus_client", "python_multipart"),
 }
 DISTRIBUTIONS = {  # whose name is not that of the import

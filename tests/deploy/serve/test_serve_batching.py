@@ -130,6 +130,22 @@ def test_a_request_that_is_given_up_is_never_run() -> None:
     run(test())
 
 
+def test_a_queue_that_has_ended_still_answers_and_leaves_nothing_running() -> None:
+    async def test() -> None:
+        compute = Doubling()
+        compute.go.set()
+        queue, before = batcher(compute, wait_ms=0), asyncio.all_tasks()
+        waiting = [asyncio.ensure_future(queue(images(value))) for value in range(5)]
+        await asyncio.sleep(0)
+        await queue.drain()
+        assert [int((await each)["logits"]) for each in waiting] == [0, 2, 4, 6, 8]
+        assert int((await queue(images(7)))["logits"]) == 14
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == before
+
+    run(test())
+
+
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"queue": -1}, {"seconds": 9.0}, {"wait_ms": 1e9}])
 def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     (value,) = wrong.values()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ensbridge.models import MapScore, Preprocessed, ResNet, ScoreNet, Tail, TokenScore
+from ensbridge.models import MapScore, NamedNetwork, Preprocessed, ResNet, ScoreNet, Tail, TokenScore
 from ensbridge.utils.text import one_line, short
 from ensbridge.utils.typed_json import JsonReader
 
@@ -25,8 +25,9 @@ REMEDY = "save the model again, or restore the file"
 READER = JsonReader(REMEDY)
 
 # All that a file may name without the caller's leave. Looked up, never imported.
-OURS: dict[str, type[MapScore | ResNet | ScoreNet | Tail | TokenScore]] = {
-    f"ensbridge.nets:{kind.__name__}": kind for kind in (MapScore, ResNet, ScoreNet, Tail, TokenScore)
+OURS: dict[str, type[MapScore | NamedNetwork | ResNet | ScoreNet | Tail | TokenScore]] = {
+    f"ensbridge.nets:{kind.__name__}": kind
+    for kind in (MapScore, NamedNetwork, ResNet, ScoreNet, Tail, TokenScore)
 }
 _PATH = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*:[a-z_]\w*", re.ASCII | re.IGNORECASE)
 _PRIVATE = re.compile(r"(?:^|[.:])_")
@@ -59,8 +60,11 @@ class Architecture:
         for build, kind in OURS.items():
             if type(net) is kind:
                 described = cls(name, build, net.arguments)
-                with torch.device("meta"):
-                    again = kind(**net.arguments)
+                try:
+                    with torch.device("meta"):
+                        again = kind(**net.arguments)
+                except (NotImplementedError, RuntimeError):  # another library's may read what it draws
+                    return cls(name)
                 return described if same_plan(again, net) else cls(name)
         return cls(name)
 
@@ -73,7 +77,9 @@ class Architecture:
             if ours is Tail:  # whose source is described by arguments of its own
                 plan = arguments.get("source", {})
                 arguments["source"] = READER.read_arguments(ResNet, plan, f"{where}.arguments.source")
-            return _careful(ours, arguments, f"{where} ({self.build})", _Undrawn)
+            # Another library's networks may compute with what they draw.
+            around = _same_random_state if ours is NamedNetwork else _Undrawn
+            return _careful(ours, arguments, f"{where} ({self.build})", around)
         if _names_device(self.arguments):  # with one, a layer takes memory before anything is compared
             raise ValueError(f"{where}.arguments name a device; leave it out, networks are built on the CPU")
         build = _find(self.build, allow, where)

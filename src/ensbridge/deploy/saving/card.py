@@ -9,14 +9,13 @@ from typing import Any
 import torch
 
 from ensbridge.deploy.saving.description import Description
-from ensbridge.deploy.saving.folder import CARD_START
+from ensbridge.deploy.saving.metadata import Result, results_of, write_head
+from ensbridge.evaluation.choices import choices_table
 from ensbridge.evaluation.fidelity import Fidelity
 from ensbridge.evaluation.scores import COLUMNS, Row, Scores, cells, parse_scores, summarise
 from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.fast_ensemble import FastEnsemble
 
-# By this a card of ours is known, so that nobody else's README is ever overwritten.
-HEAD = f"{CARD_START}pipeline_tag: image-classification\ntags:\n- ensbridge\n- image-classification\n---"
 _FOLDER = '"path/to/this/folder"'
 
 
@@ -24,10 +23,16 @@ def write_card(
     fast: FastEnsemble,
     description: Description,
     scores: Scores | Fidelity | Mapping[str, Any] | None = None,
+    license: str | None = None,
+    base_models: Sequence[str] = (),
+    dataset: str | None = None,
 ) -> str:
     """The whole card."""
+    if isinstance(scores, Mapping):
+        scores = parse_scores(json.loads(json.dumps(scores)))
+    results = evaluation_results(fast, scores, dataset)
     parts = [
-        HEAD,
+        write_head(_title(fast), license, base_models, results),
         f"# {_title(fast)}\n\n{_what(fast, description)}",
         f"## Cost\n\n{_cost(fast, description.facts.image_shape)}",
         f"## Use\n\n```python\n{_use(description)}\n```",
@@ -43,7 +48,8 @@ def _title(fast: FastEnsemble) -> str:
 
 def _what(fast: FastEnsemble, description: Description) -> str:
     bridges = fast.each_bridge()
-    name = _text(description.source.name)
+    title = getattr(fast.source, "title", None)  # of another library's network
+    name = _text(title if isinstance(title, str) else description.source.name)
     source = f"a source network (`{name}`)"
     if fast.source_distilled:
         source += f", distilled from {fast.members} networks,"
@@ -100,15 +106,18 @@ def _use(description: Description) -> str:
     return f"import ensbridge as eb\n\nmodel = {call}\nprobabilities = model(images).softmax(-1)"
 
 
-def _measured(fast: FastEnsemble, scores: Scores | Fidelity | Mapping[str, Any] | None) -> str:
+def _measured(fast: FastEnsemble, scores: Scores | Fidelity | None) -> str:
+    if scores is None and fast.choices:
+        return (
+            "On the validation images that chose and calibrated it, so that it looks a little better than it "
+            f"is:\n\n```text\n{choices_table(fast.choices)}\n```"
+        )
     if scores is None:
         return "Nothing was measured when this model was saved: its quality is not known from this card."
     if isinstance(scores, Fidelity):
         return f"Beside the real ensemble, when it was saved:\n\n```text\n{scores}\n```"
     if not isinstance(scores, Scores):
-        if not isinstance(scores, Mapping):
-            raise ValueError(f"scores are a {type(scores).__name__}; give Scores, or what fidelity returned")
-        scores = parse_scores(json.loads(json.dumps(scores)))
+        raise ValueError(f"scores are a {type(scores).__name__}; give Scores, or what fidelity returned")
     rows = summarise([scores]).rows
     lines = [
         [column.heading for column in COLUMNS],
@@ -125,8 +134,7 @@ def _measured(fast: FastEnsemble, scores: Scores | Fidelity | Mapping[str, Any] 
 
 def _which(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     """Name the row that is this model as far as its anatomy tells; figures of another would mislead."""
-    own = (count_params(fast), len(fast.bridges), _steps(fast), fast.members)
-    found = [row for row in rows if (row.params, row.bridges, row.steps, row.members) == own]
+    found = rows_of(fast, rows)
     if not found:
         return (
             "No row has this model's size, bridges, steps and members: its own figures are not among these."
@@ -135,6 +143,28 @@ def _which(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     fitted = " or ".join(f"{row.temperature:.3f}" for row in found if row.temperature is not None)
     words = f" Calibrated (cNLL), its logits are divided by {fitted}, fitted on validation." if fitted else ""
     return f"By its size, bridges, steps and members this model is the row {names}.{words}"
+
+
+def rows_of(fast: FastEnsemble, rows: Sequence[Row]) -> list[Row]:
+    """The rows that have a model's size, bridges, steps and members."""
+    own = (count_params(fast), len(fast.bridges), _steps(fast), fast.members)
+    return [row for row in rows if (row.params, row.bridges, row.steps, row.members) == own]
+
+
+def evaluation_results(
+    fast: FastEnsemble, scores: Scores | Fidelity | None, dataset: str | None
+) -> list[Result]:
+    """A model's own figures, as far as it is known which they are, for the card's metadata."""
+    if isinstance(scores, Fidelity):
+        row = scores.row
+        return [] if row is None else results_of(row, dataset, "test")
+    if isinstance(scores, Scores):
+        own = rows_of(fast, scores.rows)
+        return results_of(own[0], dataset or scores.dataset, "test") if len(own) == 1 else []
+    chosen = [choice for choice in fast.choices if choice.chosen]
+    return (
+        [Result(dataset or "validation images", "validation", "nll", "NLL", chosen[0].nll)] if chosen else []
+    )
 
 
 def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:

@@ -53,6 +53,9 @@ def save(
     image_shape: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     scores: Scores | Fidelity | Mapping[str, Any] | None = None,
+    license: str | None = None,
+    base_models: Sequence[str] = (),
+    dataset: str | None = None,
 ) -> None:
     """Write a model; `FastEnsemble.save` says how it is used."""
     if build is None and arguments is not None:
@@ -65,9 +68,8 @@ def save(
     description = Description.of(fast, source, hashlib.sha256(weights).hexdigest(), tied, facts)
     from ensbridge.deploy.saving.card import write_card  # loading needs none of what a card is made of
 
-    card = write_card(fast, description, scores)
-    place = open_folder(folder)
-    _check_ours(place)  # before the lock, which leaves a file there
+    card = write_card(fast, description, scores, license, base_models, dataset)
+    place = check_target(folder)  # before the lock, which leaves a file there
     with locked(place):
         _check_ours(place)
         _finish_interrupted(place)
@@ -78,6 +80,13 @@ def save(
         os.replace(place / PENDING, place / WEIGHTS)
         for name in EXPORTS:  # of the model that is gone
             (place / name).unlink(missing_ok=True)
+
+
+def check_target(folder: Path | str) -> Path:
+    """The folder that a model can be saved into, made if it is not there; one with other files is refused."""
+    place = open_folder(folder)
+    _check_ours(place)
+    return place
 
 
 def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collection[str] = ()) -> FastEnsemble:

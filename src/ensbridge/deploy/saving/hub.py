@@ -70,10 +70,7 @@ def fetch(address: str, token: str | None = None) -> Path:
     A version is a branch, a tag or a commit, the main branch unless given. What is in the cache already is
     not downloaded again, and is there without a connection too.
     """
-    name, at, version = address.removeprefix(HUB).partition("@")
-    _check_name(name)
-    if at and not _REVISION.fullmatch(version):
-        raise ValueError(f"{address!r} names no version; give a branch, a tag or a commit behind the '@'")
+    name, version = _parse(address)
     hub = _library()
     options = {"token": token, **_who()}
     api = hub.HfApi(**options)
@@ -105,6 +102,29 @@ def fetch(address: str, token: str | None = None) -> Path:
         _check_sizes(name, sizes)
     download(place.name, LIMITS)
     return place
+
+
+def download_files(address: str, patterns: Iterable[str]) -> Path:
+    """Bring files of a repository, "user/name" or "user/name@version", into the hub's cache; their folder."""
+    name, version = _parse(address)
+    hub = _library()
+    options: dict[str, Any] = {"revision": version or None, "allow_patterns": list(patterns), **_who()}
+    try:
+        with _in_words(name, "read", version):
+            return Path(hub.snapshot_download(name, **options))
+    except ValueError:
+        with suppress(Exception):  # what is not in the cache either is not there for the first reason
+            return Path(hub.snapshot_download(name, **options, local_files_only=True))
+        raise
+
+
+def _parse(address: str) -> tuple[str, str]:
+    """The name and the version in "hf:user/name@version"."""
+    name, at, version = address.removeprefix(HUB).partition("@")
+    _check_name(name)
+    if at and not _REVISION.fullmatch(version):
+        raise ValueError(f"{address!r} names no version; give a branch, a tag or a commit behind the '@'")
+    return name, version
 
 
 def _listed(api: Any, name: str, version: str) -> tuple[str, dict[str, int | None]]:

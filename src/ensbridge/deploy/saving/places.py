@@ -11,6 +11,8 @@ ZOO, HUB = "zoo:", "hf:"
 def find_model(place: Path | str) -> Path:
     """The folder of a model: its own, "zoo:name" from the package, or "hf:user/name" from the hub.
 
+    Where a folder of the hub's name lies here, as "hf:./model" does, it is taken.
+
     >>> find_model("zoo:nothing")
     Traceback (most recent call last):
     ValueError: zoo:nothing is not in the zoo; there are: zoo:cifar10, zoo:cifar10-2
@@ -18,6 +20,8 @@ def find_model(place: Path | str) -> Path:
     if isinstance(place, str) and place.startswith(ZOO):
         return _in_zoo(place.removeprefix(ZOO))
     if isinstance(place, str) and place.startswith(HUB):
+        if (local := Path(place.removeprefix(HUB))).is_dir():
+            return local
         from ensbridge.deploy.saving.hub import fetch
 
         return fetch(place)

@@ -15,6 +15,7 @@ from ensbridge.metrics.information import entropy, msp_uncertainty, total_variat
 
 # One minus the largest probability, below which a prediction is called so.
 WORDS = ((0.02, "Very sure"), (0.1, "Sure"), (0.3, "Fairly sure"), (0.6, "Unsure"), (math.inf, "Guessing"))
+MANY = 1.5  # equal classes, from which on their number is said
 
 
 class ErrorAnswer(BaseModel):
@@ -137,7 +138,7 @@ def answer(
             raise Refused(422, f"the model has no finite prediction for image {number + 1} ({image})")
     logits, source = log_probs["logits"], log_probs["source_logits"]
     scores = entropy(logits), msp_uncertainty(logits).clamp(0, 1), total_variation(logits, source).clamp(0, 1)
-    paths = [outputs[name] for name in sorted(outputs) if name.startswith("path")] if steps else []
+    paths = [outputs[name] for name in outputs if name.startswith("path")] if steps else []
     predictions = []
     for number, image in enumerate(images):
         ours = _opinion(model, logits[number], top)
@@ -176,13 +177,24 @@ def in_words(ours: Opinion, source: Opinion, nats: float, msp: float) -> str:
     'Fairly sure: 75 % cat, as unsure as between 1.8 equal classes. The source alone says cat too, with 75 %.'
     """
     words = next(text for limit, text in WORDS if msp < limit)
-    share = f"{100 * ours.probability:.0f} % {ours.label}"
-    alone = f"{100 * source.probability:.0f} %"
     says = f"{source.label} too" if source.class_index == ours.class_index else source.label
+    classes = math.exp(nats)
+    spread = f", as unsure as between {classes:.1f} equal classes" if classes >= MANY else ""
     return (
-        f"{words}: {share}, as unsure as between {math.exp(nats):.1f} equal classes. "
-        f"The source alone says {says}, with {alone}."
+        f"{words}: {_percent(ours.probability)} {ours.label}{spread}. "
+        f"The source alone says {says}, with {_percent(source.probability)}."
     )
+
+
+def _percent(probability: float) -> str:
+    """A probability in words: with a digit more where rounding would make it certain.
+
+    >>> _percent(0.714), _percent(0.9976), _percent(0.99999)
+    ('71 %', '99.8 %', 'over 99.9 %')
+    """
+    if probability >= 0.9995:
+        return "over 99.9 %"
+    return f"{100 * probability:.{1 if probability >= 0.99 else 0}f} %"
 
 
 def _opinion(model: ServedModel, log_probs: Tensor, top: int) -> Opinion:

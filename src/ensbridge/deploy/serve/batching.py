@@ -89,6 +89,7 @@ class Batcher:
         self._requests: deque[_Request] = deque()
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
+        self._ending = False
         self.waiting = 0  # images
         self.running = 0
 
@@ -113,15 +114,14 @@ class Batcher:
                 self.waiting -= len(images)
 
     async def drain(self) -> None:
-        """Wait until all requests are answered, then end."""
-        while self._requests or self.running:
-            await asyncio.sleep(0.02)
+        """Answer all requests, then end; a late one is still answered, but nothing stays behind it."""
+        self._ending = True
+        self._wake.set()
         if self._loop is not None:
-            self._loop.cancel()
             await asyncio.wait([self._loop])
 
     async def _serve(self) -> None:
-        while True:
+        while self._requests or not self._ending:
             requests = await self._next_batch()
             if not requests:
                 continue
@@ -138,6 +138,8 @@ class Batcher:
     async def _next_batch(self) -> list[_Request]:
         """The requests that run next: after a few milliseconds, or as soon as they fill a batch."""
         while not self._requests:
+            if self._ending:
+                return []
             self._wake.clear()
             await self._wake.wait()
         due = self._requests[0].arrived + self._limits.wait_ms / 1000

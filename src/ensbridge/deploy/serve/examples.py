@@ -130,5 +130,5 @@ def draw_example(name: str) -> bytes:
     if name != "noise":
         image = image.filter(ImageFilter.GaussianBlur(0.6))
     file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
+    image.save(file, "PNG")
     return file.getvalue()

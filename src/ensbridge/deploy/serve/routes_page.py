@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from ensbridge.deploy.serve.examples import EXAMPLES, draw_example
 
@@ -43,6 +43,10 @@ async def examples() -> list[str]:
 
 
 @router.get("/examples/{name}.png")
-async def example(name: Literal["ship", "aeroplane", "car", "frog", "blend", "noise"]) -> Response:
+async def example(
+    request: Request, name: Literal["ship", "aeroplane", "car", "frog", "blend", "noise"]
+) -> Response:
     """An example image, drawn here."""
-    return Response(draw_example(name), media_type="image/png", headers=_CACHE)
+    return Response(
+        await request.app.state.decode(draw_example, name), media_type="image/png", headers=_CACHE
+    )

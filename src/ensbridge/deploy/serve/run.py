@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import threading
@@ -59,6 +60,8 @@ def make_server(
     models: Registry, token: str | None = None, ready: Callable[[], None] = lambda: None
 ) -> Server:
     """A server that is not yet started; `run(sockets=[…])` starts it."""
+    # A client that sends nonsense must not fill the log.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     config = uvicorn.Config(
         create_app(models, token),
         log_level="warning",

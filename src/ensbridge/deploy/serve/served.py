@@ -74,10 +74,19 @@ class ServedModel:
         self.shape, self.dtype = tuple(example.shape[1:]), example.dtype
         self.classes = _classes(self.fast, example)
         self.class_names = fast.class_names or tuple(map(str, range(self.classes)))
+        if len(self.class_names) != self.classes:
+            raise ValueError(
+                f"the model has {self.classes} classes and {len(self.class_names)} class_names; "
+                "save it again with one each"
+            )
         self.pixels = Pixels.of(fast, settings.mean, settings.std)
         self.takes_files = len(self.shape) == 3 and self.shape[0] in CHANNELS
         self.card = _card(spec.path)
         self.members = _members(spec, self.fast, settings)
+        if self.members is not None and (count := _classes(self.members, example)) != self.classes:
+            raise ValueError(
+                f"the members have {count} classes and the model {self.classes}; give its members"
+            )
         self._run_backend: Run = build_backend(settings.backend, self.fast, example, settings.limits.batch)
         self.costs = self._count_costs(example)
         merge = not is_random(self.fast)
@@ -168,20 +177,15 @@ def _split(text: str) -> tuple[str, str]:
     return (name, path) if separator and "/" not in name else ("", text)
 
 
-def _classes(fast: FastEnsemble, example: Tensor) -> int:
+def _classes(net: nn.Module, example: Tensor) -> int:
     try:
         with torch.inference_mode():
-            logits = fast(example)
+            logits = net(example)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"the model cannot take images of shape {tuple(example.shape[1:])} ({one_line(error)}); give "
             "theirs, such as --image-shape 3,32,32"
         ) from error
-    if fast.class_names is not None and len(fast.class_names) != logits.shape[1]:
-        raise ValueError(
-            f"the model has {logits.shape[1]} classes and {len(fast.class_names)} class_names; save it again "
-            "with one each"
-        )
     return logits.shape[1]
 
 

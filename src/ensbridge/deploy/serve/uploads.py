@@ -11,6 +11,7 @@ from ensbridge.data.image_io import picture
 from ensbridge.deploy.batch import MODES, fit_picture
 from ensbridge.deploy.serve.limits import Limits, Refused
 from ensbridge.deploy.serve.served import ServedModel
+from ensbridge.models.named import input_of
 from ensbridge.utils.text import visible
 
 
@@ -25,7 +26,7 @@ def read_uploads(model: ServedModel, files: Sequence[tuple[str, bytes]], limits:
                 f"image {number} ({name}) cannot be read: {visible(str(error))}; send a PNG or JPEG of 8 bits"
             )
             raise Refused(422, sentence) from error
-        images.append(fit_picture(image, model.shape))
+        images.append(fit_picture(image, model.shape, input_of(model.fast.source)))
     return model.pixels(torch.stack(images).to(model.dtype))
 
 

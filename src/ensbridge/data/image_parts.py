@@ -1,0 +1,380 @@
+"""Images by a path, decoded when they are asked for: class folders, parquet, saved data sets, `.npz`.
+
+Labels are optional. A set has parts (train, val, test), or is one part, "all".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from ensbridge.data.arrays import read_images
+from ensbridge.data.dataset_info import DATASETS, class_names
+from ensbridge.data.folder import SUFFIXES
+from ensbridge.data.image_io import LARGEST_FILE
+from ensbridge.data.loader import IMAGE_KEYS, LABEL_KEYS, ImageSet, collect
+from ensbridge.data.reading import layout_of, open_splits
+from ensbridge.utils.extras import need
+from ensbridge.utils.files import read_file
+from ensbridge.utils.text import one_line
+
+Decode = Callable[[bytes], Tensor]  # an image file's content as uint8 (C, H, W), of one shape for all
+SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
+HELD_OUT = 10  # one of so many images is held out where there is no validation set
+
+
+@dataclass(frozen=True)
+class ImagePart:
+    """A part of a set: images in memory, or decoded one by one, with their labels where these are known."""
+
+    images: ImageSet | Dataset[Tensor]
+    labels: tuple[int, ...] | None
+    class_names: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)  # type: ignore[arg-type]
+
+    @property
+    def data(self) -> ImageSet | Dataset[Any]:
+        """What `compress`, `fidelity` and `evaluate` take."""
+        if isinstance(self.images, ImageSet):
+            labels = None if self.labels is None else torch.tensor(self.labels)
+            return ImageSet(self.images.images, labels)
+        if self.labels is None:
+            return self.images
+        kind = _LabelledStream if isinstance(self.images, IterableDataset) else _Labelled
+        return kind(self.images, self.labels)
+
+    def subset(self, indices: Sequence[int]) -> ImagePart:
+        """The images at indices, which of parquet must be in ascending order."""
+        if isinstance(self.images, ImageSet):
+            images: Any = self.images.subset(torch.tensor(indices))
+        elif isinstance(self.images, ParquetImages):
+            images = self.images.subset(indices)
+        else:
+            images = Subset(self.images, indices)
+        return replace(
+            self,
+            images=images,
+            labels=None if self.labels is None else tuple(self.labels[i] for i in indices),
+        )
+
+    def hold_out(self) -> tuple[ImagePart, ImagePart]:
+        """All but every tenth image, and these."""
+        held = list(range(HELD_OUT - 1, len(self), HELD_OUT))
+        if not held:
+            raise ValueError(f"{len(self)} images are too few to hold some out; give validation images")
+        rest = [index for index in range(len(self)) if index % HELD_OUT != HELD_OUT - 1]
+        return self.subset(rest), self.subset(held)
+
+    def shuffled(self) -> ImagePart:
+        """The images in an order that tells nothing of their classes, always the same one.
+
+        Whoever takes the first of class folders would have images of the first classes alone. Parquet is read
+        in its own order.
+        """
+        if isinstance(self.images, ParquetImages):
+            return self
+        return self.subset(torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).tolist())
+
+    def in_memory(self, limit: float) -> ImagePart:
+        """The part with its images in memory where a stream of parquet fits into so many bytes."""
+        if not isinstance(self.images, ParquetImages):
+            return self
+        first = next(iter(self.images.subset([0])))
+        if first.nbytes * len(self) > limit:
+            return self
+        return replace(self, images=collect(self.images))
+
+    def in_order_of(self, names: Sequence[str] | None) -> ImagePart:
+        """The part with its classes numbered as `names` has them, where both have the same names."""
+        own = self.class_names
+        if self.labels is None or own is None or names is None or tuple(names) == own:
+            return self
+        plain = {_plain(name): number for number, name in enumerate(names)}
+        numbers = [plain.get(_plain(name)) for name in own]
+        if None in numbers or len(set(numbers)) < len(numbers):
+            return self
+        return replace(self, labels=tuple(numbers[label] for label in self.labels), class_names=tuple(names))  # type: ignore[arg-type]
+
+
+def open_parts(source: str, decode: Decode, root: Path | str | None = None) -> dict[str, ImagePart]:
+    """The parts of a set: that of a known name in `root`, or what a path leads to."""
+    path = Path(source)
+    if source in DATASETS:
+        return _of_splits(source, root, class_names(source))
+    if not path.exists():
+        raise ValueError(f"{source} does not exist, nor is it a known set; those are: {', '.join(DATASETS)}")
+    if path.suffix == ".npz":
+        whole = read_images(path)
+        return _of_splits(source, root, None) if whole is None else {"all": _in_memory(whole, None)}
+    if path.suffix == ".parquet":
+        return {"all": _parquet([path], decode)}
+    if path.is_dir():
+        return _of_folder(path, decode, root)
+    raise ValueError(f"{path} is no set of images; give a folder, an .npz or a .parquet")
+
+
+def _of_folder(path: Path, decode: Decode, root: Path | str | None) -> dict[str, ImagePart]:
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return _saved_sets(path, decode)
+    if layout_of(path) is not None:
+        return _of_splits(str(path), root, None)
+    files = sorted([*path.glob("*.parquet"), *path.glob("data/*.parquet")])
+    if files:
+        by_part: dict[str, list[Path]] = {}
+        for file in files:
+            by_part.setdefault(SPLITS.get(file.name.split("-")[0].split(".")[0], "all"), []).append(file)
+        return {part: _parquet(some, decode) for part, some in by_part.items()}
+    parts = {
+        SPLITS[child.name]: child
+        for child in sorted(path.iterdir())
+        if child.is_dir() and child.name in SPLITS
+    }
+    if not parts:
+        return {"all": _files(path, None, decode)}
+    first = _files(parts.get("train", next(iter(parts.values()))), None, decode)
+    return {name: _files(folder, first.class_names, decode) for name, folder in parts.items()}
+
+
+def _in_memory(images: ImageSet, names: tuple[str, ...] | None) -> ImagePart:
+    labels = None if images.labels is None else tuple(images.labels.tolist())
+    return ImagePart(images, labels, names)
+
+
+def _of_splits(source: str, root: Path | str | None, names: Sequence[str] | None) -> dict[str, ImagePart]:
+    splits = open_splits(source, root)
+    known = None if names is None else tuple(names)
+    return {
+        part: _in_memory(images, known) for part, images in zip(("train", "val", "test"), splits, strict=True)
+    }
+
+
+# ------------------------------------------------------------------------------ files
+
+
+class FileImages(Dataset[Tensor]):
+    """Image files, each decoded when it is asked for."""
+
+    def __init__(self, paths: Sequence[Path], decode: Decode) -> None:
+        self.paths, self.decode = list(paths), decode
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        path = self.paths[index]
+        try:
+            return self.decode(read_file(path, LARGEST_FILE))
+        except (ValueError, FileNotFoundError) as error:
+            raise ValueError(
+                f"{path} cannot be read ({one_line(error)}); restore it, or take it out"
+            ) from error
+
+
+def _files(folder: Path, names: tuple[str, ...] | None, decode: Decode) -> ImagePart:
+    """Images in folders named by their classes, or without labels in one folder."""
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] not in "._")
+    if not classes:
+        paths = _images_in(folder)
+        if not paths:
+            raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}); give a folder that does")
+        return ImagePart(FileImages(paths, decode), None)
+    known = tuple(path.name for path in classes) if names is None else names
+    paths, labels = [], []
+    for path in classes:
+        if path.name not in known:
+            raise ValueError(
+                f"{path} is a class that the training images have not: {', '.join(known[:5])}, …"
+            )
+        inside = _images_in(path)
+        paths += inside
+        labels += [known.index(path.name)] * len(inside)
+    if not paths:
+        raise ValueError(f"{folder} has folders without images ({', '.join(SUFFIXES)}); fill them")
+    return ImagePart(FileImages(paths, decode), tuple(labels), known)
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+
+
+# ------------------------------------------------------------------------------ tables
+
+
+class ParquetImages(IterableDataset[Tensor]):
+    """The images of parquet files in their order, of which a few hundred are held at a time."""
+
+    def __init__(self, paths: Sequence[Path], column: str, decode: Decode, rows: Sequence[int]) -> None:
+        self.paths, self.column, self.decode, self.rows = list(paths), column, decode, list(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def subset(self, indices: Sequence[int]) -> ParquetImages:
+        """The images at indices in ascending order."""
+        return ParquetImages(self.paths, self.column, self.decode, [self.rows[index] for index in indices])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        wanted = iter(self.rows)
+        row = next(wanted, None)
+        for number, content in enumerate(read_column(self.paths, self.column)):
+            if number == row:
+                try:
+                    yield self.decode(content)
+                except ValueError as error:
+                    raise ValueError(
+                        f"row {number} of {self.paths[0]} and those behind it cannot be read ({error}); take "
+                        "it out"
+                    ) from error
+                row = next(wanted, None)
+
+
+def read_column(paths: Sequence[Path], column: str) -> Iterator[bytes]:
+    """The bytes of a column of images: {"bytes": …, "path": …}, as Hugging Face has them, or bytes alone."""
+    from pyarrow import parquet
+
+    for path in paths:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(64, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    yield image_bytes(value, path)
+
+
+def image_bytes(value: Any, where: object) -> bytes:
+    """The bytes of one entry of such a column; ValueError where there are none."""
+    content = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(content, bytes):
+        raise ValueError(f"{where} has an entry without an image's bytes; save the images in it")
+    return content
+
+
+def columns_of(schema: Any, where: object) -> tuple[str, str | None, tuple[str, ...] | None]:
+    """The columns of images and of labels in a parquet file, and the classes' names where it has them."""
+    names = schema.names
+    image, label = (next((key for key in keys if key in names), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
+    if image is None:
+        raise ValueError(
+            f"{where} has the columns {', '.join(names[:8])}; call that of its images one of "
+            f"{', '.join(IMAGE_KEYS)}"
+        )
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        known = features[label]["names"]
+    except (KeyError, TypeError, ValueError):
+        known = None
+    return image, label, tuple(map(str, known)) if known else None
+
+
+def _parquet(paths: Sequence[Path], decode: Decode) -> ImagePart:
+    need("parquet")
+    from pyarrow import parquet
+
+    try:
+        schema = parquet.read_schema(paths[0])
+        image, label, names = columns_of(schema, paths[0])
+        rows = sum(parquet.read_metadata(path).num_rows for path in paths)
+        values = None
+        if label is not None:
+            values = [
+                value
+                for path in paths
+                for value in parquet.read_table(path, columns=[label])[label].to_pylist()
+            ]
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{paths[0]} cannot be read ({one_line(error)}); give whole parquet files"
+        ) from error
+    labels, names = _numbered(values, names, paths[0])
+    return ImagePart(ParquetImages(paths, image, decode, range(rows)), labels, names)
+
+
+def _numbered(
+    values: Sequence[Any] | None, names: tuple[str, ...] | None, where: object
+) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None]:
+    """Labels as whole numbers; texts are numbered in their order."""
+    if values is None:
+        return None, names
+    if all(isinstance(value, int) for value in values):
+        return tuple(values), names
+    if all(isinstance(value, str) for value in values):
+        known = names or tuple(sorted(set(values)))
+        return tuple(known.index(value) for value in values), known
+    raise ValueError(f"{where} has labels that are neither whole numbers nor texts; give an image one each")
+
+
+class _SavedImages(Dataset[Tensor]):
+    """The images of a set of Hugging Face's `datasets`."""
+
+    def __init__(self, rows: Any, column: str, decode: Decode) -> None:
+        self.rows, self.column, self.decode = rows, column, decode
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        value = self.rows[index][self.column]
+        content = value.get("bytes") if isinstance(value, dict) else None
+        if content is None and isinstance(value, dict) and value.get("path"):
+            content = read_file(Path(value["path"]), LARGEST_FILE)
+        return self.decode(image_bytes(content, f"row {index}"))
+
+
+def _saved_sets(path: Path, decode: Decode) -> dict[str, ImagePart]:
+    need("datasets")
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(str(path))
+    except Exception as error:  # of many kinds
+        raise ValueError(f"{path} cannot be opened by datasets ({one_line(error)}); save it again") from error
+    sets = dict(found) if isinstance(found, datasets.DatasetDict) else {"all": found}
+    parts = {}
+    for name, rows in sets.items():
+        image, label, _ = columns_of(rows.features.arrow_schema, path)
+        names = getattr(rows.features[label], "names", None) if label else None
+        labels, names = _numbered(
+            None if label is None else list(rows[label]), tuple(names) if names else None, path
+        )
+        plain = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        parts[SPLITS.get(str(name), str(name))] = ImagePart(_SavedImages(plain, image, decode), labels, names)
+    return parts
+
+
+# ------------------------------------------------------------------------------ labels
+
+
+class _Labelled(Dataset[tuple[Tensor, int]]):
+    def __init__(self, images: Any, labels: Sequence[int]) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.images[index], self.labels[index]
+
+
+class _LabelledStream(IterableDataset[tuple[Tensor, int]]):
+    def __init__(self, images: Any, labels: Sequence[int]) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return zip(self.images, self.labels, strict=True)
+
+
+def _plain(name: str) -> str:
+    """A class's name as it is compared: without case, with one kind of space."""
+    return " ".join(name.lower().replace("_", " ").split())

@@ -1,0 +1,215 @@
+"""Predictions for any number of images into a folder, part by part: what was done is not done again.
+
+Inputs are cut into parts, whose files are written whole or not at all. A run that was killed, or a worker of
+it, does the parts again that have no file; a part has the same rows whoever makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ensbridge.deploy.predict_inputs import AbstractInput
+from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
+from ensbridge.deploy.saving.places import find_model
+from ensbridge.utils.extras import need
+from ensbridge.utils.files import locked, open_folder, read_json, write_atomically
+from ensbridge.utils.progress import Stage, silent
+
+Format = Literal["jsonl", "parquet"]
+Engine = Literal["local", "ray"]
+PART = 4096  # images in a part: what a killed run may lose
+BLOCKS = 1000  # of Ray, which has a cost for each
+MANIFEST, UNREADABLE = "predictions.json", "unreadable.jsonl"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some images of an input, and the file for their predictions."""
+
+    number: int
+    source: AbstractInput
+    start: int
+    stop: int
+    path: str
+
+    def write(self, predictor: BatchPredictor, format: Format) -> tuple[int, int]:
+        """Predict, and write the file; how many images there were, and how many could not be read."""
+        rows = list(predictor.rows(self.source.read(self.start, self.stop)))
+        write_atomically(Path(self.path), _encoded(rows, format))
+        return len(rows), sum(row["error"] is not None for row in rows)
+
+
+def plan_parts(inputs: Sequence[AbstractInput], out: Path, format: Format, size: int = PART) -> list[Part]:
+    """All parts of a run, in the order of its inputs."""
+    parts: list[Part] = []
+    for source in inputs:
+        for start in range(0, len(source), size):
+            path = out / f"part-{len(parts):06d}.{format}"
+            parts.append(Part(len(parts), *source.cut(start, min(start + size, len(source))), str(path)))
+    return parts
+
+
+def predict_to_folder(
+    config: PredictorConfig,
+    inputs: Sequence[AbstractInput],
+    out: Path | str,
+    *,
+    format: Format = "jsonl",
+    engine: Engine = "local",
+    workers: int | None = None,
+    part: int = PART,
+    progress: Stage = silent,
+    worker: type | None = None,
+) -> tuple[int, int]:
+    """Predict all images of inputs into a folder; how many stand there, and how many could not be read.
+
+    The same call resumes a run that was killed. `engine="ray"` runs parts on `workers` processes of Ray Data,
+    on this machine or on the cluster that Ray is connected to, which must see the same files.
+    """
+    if format not in get_args(Format) or engine not in get_args(Engine):
+        raise ValueError(f"format is {format!r}, engine {engine!r}; give jsonl or parquet, local or ray")
+    if not any(map(len, inputs)):
+        raise ValueError("there are no images to predict; give at least one")
+    need(*(["parquet"] if format == "parquet" else []), *(["ray"] if engine == "ray" else []))
+    folder = open_folder(out)
+    with locked(folder):
+        parts = plan_parts(inputs, folder, format, part)
+        _check_manifest(folder, config, inputs, format, part)
+        left = [one for one in parts if not Path(one.path).is_file()]
+        advance = progress("predict", sum(map(len, inputs)), "images")
+        advance(sum(one.stop - one.start for one in parts) - sum(one.stop - one.start for one in left))
+        run = _run_local if engine == "local" else _run_ray
+        run(config, left, format, advance, workers, worker)
+        unreadable = list(_unreadable(parts, format))
+        text = "".join(f"{json.dumps(row)}\n" for row in unreadable)
+        write_atomically(folder / UNREADABLE, text.encode())
+    return sum(map(len, inputs)), len(unreadable)
+
+
+def _check_manifest(
+    folder: Path, config: PredictorConfig, inputs: Sequence[AbstractInput], format: str, part: int
+) -> None:
+    """Refuse a folder with the predictions of another model, of other images or in another form."""
+    digest = hashlib.sha256("\0".join(source.name for source in inputs).encode()).hexdigest()
+    told = {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in ("batch", "device", "allow", "model")
+    }
+    weights = read_json(find_model(config.model) / "config.json").get("sha256")
+    run = json.loads(
+        json.dumps({"weights": weights, "inputs": digest, "format": format, "part": part, **told})
+    )
+    path = folder / MANIFEST
+    if not path.exists():
+        if any(folder.glob("part-*")):
+            raise ValueError(f"{folder} holds parts of an unknown run; choose another folder")
+        write_atomically(path, json.dumps(run, indent=1).encode())
+        return
+    known = read_json(path)
+    names = {"weights": "model", "inputs": "list of images", "part": "size of parts"}
+    for name, value in run.items():
+        if known.get(name) != value:
+            what = names.get(name, name)
+            raise ValueError(f"{folder} holds predictions with another {what}; choose another folder")
+
+
+def _run_local(
+    config: PredictorConfig, parts: Sequence[Part], format: Format, advance: Callable[[int], None], *_: object
+) -> None:
+    predictor = BatchPredictor.of(config)
+    for part in parts:
+        advance(part.write(predictor, format)[0])
+
+
+class PartWriter:
+    """What a worker of Ray does with the parts that it is handed."""
+
+    def __init__(self, config: PredictorConfig, format: Format) -> None:
+        self.predictor = BatchPredictor.of(config)
+        self.format: Format = format
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
+        """The images of each part that was written."""
+        return {"images": [self.write(pickle.loads(part)) for part in batch["part"]]}
+
+    def write(self, part: Part) -> int:
+        """Write one part."""
+        return part.write(self.predictor, self.format)[0]
+
+
+def _run_ray(
+    config: PredictorConfig,
+    parts: Sequence[Part],
+    format: Format,
+    advance: Callable[[int], None],
+    workers: int | None,
+    worker: type | None,
+) -> None:
+    """Each part is one row of a data set; a worker that dies is replaced, and its part done again."""
+    import ray
+    import ray.data
+
+    BatchPredictor.of(config)  # what is wrong with the model is said here, not by a worker
+    if not parts:
+        return
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)) - 1)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    for name in ("ray.data", "ray"):  # whose plans and advice are for its developers
+        logging.getLogger(name).setLevel(logging.ERROR)
+    rows = [{"part": pickle.dumps(part)} for part in parts]  # of this process's own making
+    done = ray.data.from_items(rows, override_num_blocks=min(len(parts), BLOCKS)).map_batches(
+        worker or PartWriter,
+        fn_constructor_args=[config, format],
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=min(count, len(parts))),
+    )
+    for row in done.iter_rows():
+        advance(int(row["images"]))
+
+
+def _encoded(rows: Sequence[dict[str, Any]], format: Format) -> bytes:
+    if format == "jsonl":
+        return "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows).encode()
+    import pyarrow
+    from pyarrow import parquet
+
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=_schema(rows[0])), file)
+    return file.getvalue()
+
+
+def _schema(row: dict[str, Any]) -> Any:
+    """The types of a row's columns, the same for all parts whatever is missing in one of them."""
+    import pyarrow as pa
+
+    kinds = {"class_index": pa.int64(), "image": pa.string(), "error": pa.string()}
+    kinds |= dict.fromkeys(("label", "source_label"), pa.string())
+    kinds["top_k"] = pa.list_(pa.struct([("label", pa.string()), ("probability", pa.float64())]))
+    return pa.schema([(name, kinds.get(name, pa.float64())) for name in row])
+
+
+def _unreadable(parts: Sequence[Part], format: Format) -> Iterator[dict[str, str]]:
+    """The images that could not be read, with the reason."""
+    for part in parts:
+        if format == "jsonl":
+            with open(part.path, encoding="utf-8") as file:
+                for line in file:
+                    if not line.endswith('"error": null}\n'):
+                        row = json.loads(line)
+                        yield {"image": row["image"], "error": row["error"]}
+        else:
+            from pyarrow import parquet
+
+            table = parquet.read_table(part.path, columns=["image", "error"])
+            yield from (row for row in table.to_pylist() if row["error"] is not None)

@@ -1,0 +1,263 @@
+"""Members and data by name, as the command line has them: compressed, compared, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ensbridge._compress import compress
+from ensbridge.data.arrays import read_images
+from ensbridge.data.dataset_info import DATASETS
+from ensbridge.data.image_parts import ImagePart, open_parts
+from ensbridge.data.loader import ImageSet, collect
+from ensbridge.data.reading import layout_of
+from ensbridge.data.stream import MEMORY, parse_memory
+from ensbridge.deploy.batch import decode_image
+from ensbridge.deploy.members import Member, Overrides, check_source, open_member, open_members
+from ensbridge.deploy.saving.folder import check_target
+from ensbridge.evaluation.evaluate import evaluate
+from ensbridge.evaluation.fidelity import Fidelity
+from ensbridge.evaluation.scores import Scores
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.models.named import ImageInput, NamedNetwork, input_of
+from ensbridge.training.candidates import Say
+
+ALL, TRAIN, VAL, TEST = "all", "train", "val", "test"
+
+
+@dataclass(frozen=True)
+class DataNames:
+    """Where images are: a known set's name or a path each."""
+
+    data: str
+    val: str | None = None
+    test: str | None = None
+    root: Path | None = None
+
+
+def compress_named(
+    names: Sequence[str],
+    data: DataNames,
+    out: Path | str,
+    overrides: Overrides | None = None,
+    *,
+    license: str | None = None,
+    memory: str | float = MEMORY,
+    say: Say = lambda _: None,
+    writes: bool = True,
+    **options: object,
+) -> tuple[FastEnsemble, Fidelity | None]:
+    """Compress members that are named, and save the model; `options` are those of `compress`.
+
+    Beside the model it returns what `fidelity` found on the test images, None without any. Of several
+    processes that train together one `writes`.
+    """
+    if len(names) < 2:
+        raise ValueError(f"{len(names)} member was named; give two or more, the source first")
+    check_target(out)
+    members = open_members(names, overrides)
+    for member in members:
+        say(f"{member.name}: {member.words}")
+    check_source(members[0])
+    source = members[0].net
+    assert isinstance(source, NamedNetwork)
+    train, val, test = _training_parts(data, source, members, say)
+    fast = compress(
+        [member.net for member in members],
+        train.in_memory(parse_memory(memory)).data,
+        None if val is None else val.data,
+        memory=memory,
+        **options,  # type: ignore[arg-type]
+    )
+    fast.class_names = _class_names(members, val or train, source.classes)
+    fidelity = None
+    if not writes:
+        return fast, fidelity
+    if test is not None:
+        fidelity = fast.fidelity(test.data, members=[member.net for member in members])
+    fast.save(
+        out,
+        scores=fidelity,
+        license=license or _licence(members),
+        base_models=[member.base_model for member in members if member.base_model],
+        dataset=_title(data.test or data.val or data.data),
+    )
+    return fast, fidelity
+
+
+def fidelity_named(
+    model: FastEnsemble,
+    names: Sequence[str],
+    data: str,
+    root: Path | None = None,
+    overrides: Overrides | None = None,
+    device: torch.device | str = "cpu",
+) -> Fidelity:
+    """How near a saved model is to the ensemble of members that are named, on the test images of `data`."""
+    members = open_members(names, overrides)
+    test = collect(images_for(model, data, root, members[0].class_names).data, "test").to(device)
+    return model.to(device).fidelity(test, members=[member.net.to(device) for member in members])
+
+
+def needs_names(models: Sequence[str], data: str) -> bool:
+    """Whether what is to be measured is more than saved models on a set in its three parts."""
+    others = any(name.startswith(("timm:", "torchvision:", "hf:")) or ".pt2" in name for name in models)
+    path = Path(data)
+    if others or data in DATASETS or not path.exists():
+        return others
+    if path.suffix == ".npz":
+        return read_images(path) is not None
+    return not path.is_dir() or (layout_of(path) is None and not (path / TRAIN).is_dir())
+
+
+def evaluate_named(
+    names: Sequence[str],
+    data: str,
+    root: Path | None = None,
+    device: torch.device | str = "cpu",
+    allow: Collection[str] = (),
+    overrides: Overrides | None = None,
+) -> Scores:
+    """The scores of classifiers that are named, and of saved models, on the test images of `data`.
+
+    The first is what the others are compared with: its cost is the unit, and it is DE-1 of DEE. Images are
+    brought to the size that it takes; the temperature of the calibrated NLL comes from validation images,
+    where the set has some.
+    """
+    members = [open_member(name, overrides, allow) for name in names]
+    first, takes, shape = members[0], members[0].takes, None
+    if isinstance(first.net, FastEnsemble):
+        takes, shape = input_of(first.net.source), first.net.image_shape
+    parts = _opened(data, root, takes, shape, first.class_names)
+    test, val = _choose(parts, data, TEST), parts.get(VAL)
+    if test.labels is None:
+        raise ValueError(f"{data} has no labels, without which nothing is measured; give a set with labels")
+    nets = {member.name: member.net.to(device) for member in members}
+    images = collect(test.data, "test").to(device)
+    held = None if val is None else collect(val.data, "val").to(device)
+    reference = Ensemble([nets[first.name]])
+    return evaluate(nets, images, held, reference=reference, dataset=_title(data))
+
+
+def images_for(
+    fast: FastEnsemble,
+    data: str,
+    root: Path | None = None,
+    names: Sequence[str] | None = None,
+    part: str = TEST,
+) -> ImagePart:
+    """The images of a set, as files become what a saved model takes."""
+    parts = _opened(data, root, input_of(fast.source), fast.image_shape, names or fast.class_names)
+    return _choose(parts, data, part)
+
+
+def _opened(
+    data: str,
+    root: Path | None,
+    takes: ImageInput | None,
+    shape: Sequence[int] | None,
+    names: Sequence[str] | None,
+) -> dict[str, ImagePart]:
+    """The parts of a set as images of a shape, or of what a network takes."""
+    if shape is None and takes is not None:
+        shape = (takes.channels, *takes.size)
+    if shape is None:
+        raise ValueError("the first model does not say what images it takes; put one first that does")
+    parts = open_parts(data, partial(decode_image, shape=tuple(shape), takes=takes), root)
+    return {name: _in_colour(part, shape[0]).in_order_of(names) for name, part in parts.items()}
+
+
+def _choose(parts: dict[str, ImagePart], data: str, *wanted: str) -> ImagePart:
+    """The first part of these that a set has, or all of a set that has none."""
+    for name in (*wanted, ALL):
+        if name in parts:
+            return parts[name]
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    raise ValueError(
+        f"{data} has {', '.join(parts)} but no {' or '.join(wanted)}; give the path of one of them"
+    )
+
+
+def _training_parts(
+    data: DataNames, source: NamedNetwork, members: Sequence[Member], say: Say
+) -> tuple[ImagePart, ImagePart | None, ImagePart | None]:
+    """Images for training, for validation and for the test, where there are such."""
+    names = next((member.class_names for member in members if member.class_names), None)
+    opened = partial(_opened, root=data.root, takes=source.takes, shape=None, names=names)
+    parts = opened(data.data)
+    train, val = _choose(parts, data.data, TRAIN), parts.get(VAL)
+    _check_classes(train, source, names)
+    if data.val is not None:
+        val = _choose(opened(data.val), data.val, VAL, TEST)
+    elif val is None and train.labels is not None:
+        train, val = train.hold_out()
+        say("there is no --val, so every tenth training image is held out for validation")
+    test = None if data.test is None else _choose(opened(data.test), data.test, TEST, VAL)
+    if test is not None and test.labels is None:
+        say(f"{data.test} has no labels, so that the verdict on it goes by the members' predictions")
+    for part in (val, test):
+        _check_classes(part, source, names)
+    val, test = (None if part is None else part.shuffled() for part in (val, test))
+    for name, part in (("train", train), ("val", val), ("test", test)):
+        if part is not None:
+            say(f"{name}: {len(part):,} images{'' if part.labels is not None else ' without labels'}")
+    _check_size(train, source, say)
+    return train, val, test
+
+
+def _check_classes(part: ImagePart | None, source: NamedNetwork, names: Sequence[str] | None) -> None:
+    """Refuse labels of which nobody knows what the members call them."""
+    if part is None or part.labels is None or part.class_names is None:
+        return
+    if len(part.class_names) != source.classes and part.class_names != names:
+        raise ValueError(
+            f"the data has {len(part.class_names)} classes ({', '.join(part.class_names[:3])}, …), the "
+            f"members {source.classes}; give data of the members' classes"
+        )
+
+
+def _check_size(part: ImagePart, source: NamedNetwork, say: Say) -> None:
+    """Say it where images in memory are of another size than the source is known to take."""
+    if isinstance(part.images, ImageSet):
+        size = tuple(part.images.images.shape[-2:])
+        if size != source.takes.size:
+            here, there = ("×".join(map(str, sides)) for sides in (size, source.takes.size))
+            say(
+                f"the images are {here} and {source.title} takes {there}, to which they are resized; if it "
+                f"was trained on {here}, give --size {size[0]}"
+            )
+
+
+def _in_colour(part: ImagePart, channels: int) -> ImagePart:
+    """A part in memory whose grey images have the channels that are wanted."""
+    if isinstance(part.images, ImageSet) and part.images.images.shape[1] == 1 and channels > 1:
+        images = part.images.images.repeat(1, channels, 1, 1)
+        return replace(part, images=ImageSet(images, part.images.labels))
+    return part
+
+
+def _class_names(members: Sequence[Member], part: ImagePart, classes: int) -> tuple[str, ...] | None:
+    for names in (*(member.class_names for member in members), part.class_names):
+        if names is not None and len(names) == classes:
+            return tuple(names)
+    return None
+
+
+def _licence(members: Sequence[Member]) -> str | None:
+    """The licence of all members, where it is known and the same."""
+    licences = {member.license for member in members}
+    return licences.pop() if len(licences) == 1 else None
+
+
+def _title(data: str) -> str:
+    """A data set's name: of a path, its last parts without those that say which part it is."""
+    parts = [part for part in Path(data).parts if part not in ("/", ".", "..")]
+    while len(parts) > 1 and parts[-1] in ("train", "val", "validation", "test", "data"):
+        parts.pop()
+    return Path(parts[-1]).stem if parts else "images"
