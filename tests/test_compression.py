@@ -320,7 +320,7 @@ def test_members_that_are_given_twice_or_cannot_take_the_images_are_named() -> N
         quick([member, other])
     with pytest.raises(ValueError, match=r"shape \(8, 8, 3\) .* with \.permute\(0, 3, 1, 2\)"):
         quick([member, _tiny.member(1)], IMAGES.permute(0, 2, 3, 1))
-    with pytest.raises(ValueError, match=r"torch\.float64 .* give images as torch\.float32"):
+    with pytest.raises(ValueError, match=r"torch\.float64 .* each with \.float\(\)"):
         quick([member, _tiny.member(1)], IMAGES.double())
 
 
@@ -366,7 +366,7 @@ def test_what_would_fail_after_training_is_refused_before(val: Any, options: Any
 
 
 def test_images_of_another_type_than_the_weights_are_named() -> None:
-    with pytest.raises(ValueError, match=r"give images as torch.float16, as its weights are"):
+    with pytest.raises(ValueError, match=r"torch\.float32 .* each with \.float\(\)"):
         quick([_tiny.member(0).half(), _tiny.member(1).half()])
 
 

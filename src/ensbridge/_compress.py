@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ensbridge.data.augment import Augment
+from ensbridge.data.examples import ImageSet
 from ensbridge.data.loader import Data, collect
 from ensbridge.evaluation.choices import choose
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members
@@ -23,6 +24,7 @@ from ensbridge.training.compress_inputs import (
     check_numbers,
     check_source,
     checked_config,
+    copy_of,
     pixel_range,
     preprocessed,
     student_of,
@@ -87,9 +89,13 @@ def compress(
     `run_dir` the training resumes when the call is repeated, after a kill or when time was up: the epochs
     stay those of the first call, and each call trains for its minutes until they are done. It trains on a GPU
     where there is one, or on `device`, with bfloat16 where that is as good, or in the `precision` that is
-    asked for; afterwards all networks are where they were and in the mode that they were in, but for a first
-    one that is part of what is returned, which is in evaluation mode. The global random state is left as it
-    was.
+    asked for; afterwards all networks are where they were and in the mode that they were in. What is returned
+    is in evaluation mode and has a copy of the first network, so that neither is changed by what is done to
+    the other. The global random state is left as it was.
+
+    Inputs need not be images. They are a tensor, such as rows of a table (N, D), or a tuple or mapping of
+    tensors, such as tokens and their mask: networks and the result are called as `net(x)`, `net(*batch)` or
+    `net(**batch)`, labels aside.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
     >>> images = torch.rand(64, 1, 4, 4)
@@ -112,7 +118,7 @@ def compress(
     wrapped = preprocessed(nets, preprocess)
     if feature is not None and wrapped[0] is not nets[0]:
         feature = f"net.{feature}"
-    train_set = collect(train, "train").without_labels()
+    train_set = collect(train, "train", labelled=False)
     val_set = None if val is None else collect(val, "val")
     labelled = val_set is not None and val_set.labels is not None
     if source == "auto" and not labelled:
@@ -121,7 +127,7 @@ def compress(
     with brought_to(place, wrapped):  # with what prepares their images
         train_set, val_set = train_set.to(place), None if val_set is None else val_set.to(place)
         ensemble = Ensemble(wrapped).eval()
-        image = train_set.batch(torch.zeros(1, dtype=torch.long, device=place))[0]
+        image = next(train_set.batches(1))[0]
         try_members(ensemble, next(train_set.batches(TRIED))[0])
         try_validation(ensemble.source, train_set, val_set)
         plan = None
@@ -151,9 +157,17 @@ def compress(
         candidates = training.run(source, student)
         if source == "distilled":
             candidates = candidates[-1:]  # with bridges, where there are some
-        fast = choose(candidates, val_set, calibrate, say).to(home)
-    fast.image_shape = tuple(image.shape[1:])
-    fast.pixel_range = pixel_range(train_set)
+        fast = choose(candidates, val_set, calibrate, say)
+        if fast.source is ensemble.source:
+            source_copy = copy_of(fast.source)
+            if source_copy is None:
+                say("the first member cannot be copied, so that the result shares it with you")
+            fast.source = fast.source if source_copy is None else source_copy
+        fast = fast.to(home)
+    if isinstance(image, torch.Tensor) and image.is_floating_point():
+        fast.image_shape = tuple(image.shape[1:])
+    if isinstance(train_set, ImageSet):
+        fast.pixel_range = pixel_range(train_set)
     return fast.eval()
 
 

@@ -270,13 +270,15 @@ def test_what_is_further_from_the_ensemble_than_the_source_is_called_so() -> Non
     assert "%" not in verdict
 
 
-def test_members_may_be_any_iterable_and_are_left_in_evaluation_mode() -> None:
+def test_members_may_be_any_iterable_and_keep_their_modes() -> None:
     fast, members = compressed(MEMBERS[1])
     plain = measure_fidelity(fast, IMAGES, members)
-    for each in members:
+    for each in (fast, *members):
         each.train()
+    members[1].eval()
+    before = [module.training for each in (fast, *members) for module in each.modules()]
     assert measure_fidelity(fast, IMAGES, (each for each in members)) == plain
-    assert not any(module.training for each in members for module in each.modules())
+    assert [module.training for each in (fast, *members) for module in each.modules()] == before
 
 
 @pytest.mark.parametrize(

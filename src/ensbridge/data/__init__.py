@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from ensbridge.data.digits import Splits as Splits
     from ensbridge.data.digits import load_digits as load_digits
     from ensbridge.data.download import fetch_set as fetch_set
+    from ensbridge.data.examples import Examples as Examples
+    from ensbridge.data.examples import ImageSet as ImageSet
     from ensbridge.data.folder import class_folders as class_folders
     from ensbridge.data.list_datasets import list_sets as list_sets
-    from ensbridge.data.loader import ImageSet as ImageSet
     from ensbridge.data.loader import as_image_set as as_image_set
     from ensbridge.data.ood import OOD_SETS as OOD_SETS
     from ensbridge.data.ood import ood_images as ood_images
@@ -48,7 +49,8 @@ _HOMES = {
     "DATASETS": "dataset_info",
     "class_names": "dataset_info",
     "list_sets": "list_datasets",
-    "ImageSet": "loader",
+    "Examples": "examples",
+    "ImageSet": "examples",
     "as_image_set": "loader",
     "OOD_SETS": "ood",
     "ood_images": "ood",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ensbridge.methods.base import Batch, JointTraining, Runner
 from ensbridge.models.features import FeatureExtractor
 from ensbridge.training.step import AbstractStep, draw_batch, in_precision, step_seed, total_loss
+from ensbridge.utils.inputs import Inputs, map_inputs, tensors_of
 
 Result = TypeVar("Result")
 
@@ -26,19 +27,24 @@ Result = TypeVar("Result")
 class Fetched(NamedTuple):
     """A batch and the teachers' outputs for it."""
 
-    images: Tensor
+    images: Inputs
     labels: Tensor | None
     outputs: Mapping[nn.Module, tuple[Tensor, ...]]  # each network's logits, then its features
 
     def tensors(self) -> list[Tensor]:
         """All of it in one list."""
         given = [] if self.labels is None else [self.labels]
-        return [self.images, *given, *(tensor for output in self.outputs.values() for tensor in output)]
+        return [
+            *tensors_of(self.images),
+            *given,
+            *(tensor for output in self.outputs.values() for tensor in output),
+        ]
 
     def clone(self) -> Fetched:
         """The same in memory of its own."""
         outputs = {net: tuple(tensor.clone() for tensor in output) for net, output in self.outputs.items()}
-        return Fetched(self.images.clone(), None if self.labels is None else self.labels.clone(), outputs)
+        labels = None if self.labels is None else self.labels.clone()
+        return Fetched(map_inputs(torch.clone, self.images), labels, outputs)
 
 
 class CompiledStep(AbstractStep):
@@ -56,11 +62,11 @@ class CompiledStep(AbstractStep):
     def bf16(self) -> bool:
         """Whether networks run in bf16: on a GPU unless the configuration says otherwise."""
         wanted = self.config.precision
-        return wanted == "bfloat16" or (wanted == "auto" and self.data.images.is_cuda)
+        return wanted == "bfloat16" or (wanted == "auto" and self.data.device.type == "cuda")
 
     def prepare(self) -> None:
         """Compile, and run to see that it works."""
-        device = self.data.images.device
+        device = self.data.device
         self.indices = self.config.indices(len(self.data), 0).to(device)
         self.decays = [torch.zeros((), device=device) for _ in self.average.rules]
         self.refused = torch.zeros((), device=device)

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ensbridge.data.loader import ImageSet, as_image_set
+from ensbridge.data.examples import ExampleSet
+from ensbridge.data.loader import as_examples
 from ensbridge.methods.base import AbstractTrainable, Batch, feature_names_of
 from ensbridge.training.checkpoint import Checkpoint, RunFolder, checkpoint_path
 from ensbridge.training.config import FitConfig, describe_config
@@ -42,7 +43,7 @@ class FitResult:
 
 def fit(
     method: AbstractTrainable,
-    train: ImageSet | Tensor | tuple[Tensor, Tensor],
+    train: ExampleSet | Tensor | tuple[Tensor, Tensor],
     config: Configs,
     run_dir: Path | str | None = None,
     progress: StepCallback | None = None,
@@ -72,15 +73,15 @@ def fit(
     >>> fit(DeepEnsemble([net]), data, FitConfig(epochs=4, batch_size=8, lr=0.1)).steps
     16
     """
-    data, shared = as_image_set(train), shared_config(method, config)
+    data, shared = as_examples(train), shared_config(method, config)
     total = shared.total_steps(len(data))
     _try_teachers(method, data)
-    kinds = step_kinds(step, data.images.device) if engine is None else _only_eager(step)
+    kinds = step_kinds(step, data.device) if engine is None else _only_eager(step)
     student = method.student.train()
     described = _describe(method, data, config) if engine or run_dir is not None else {}
     if engine:
         engine.begin(student, described)
-    optimizers = Optimizers(method, config, total, captured=data.images.is_cuda)
+    optimizers = Optimizers(method, config, total, captured=data.device.type == "cuda")
     average = Average(student, method.averages())
     state = State(student, optimizers, average)
     folder: RunFolder | None = None
@@ -174,13 +175,13 @@ class _Run:
 
 def load_trained(
     method: AbstractTrainable,
-    train: ImageSet | Tensor | tuple[Tensor, Tensor],
+    train: ExampleSet | Tensor | tuple[Tensor, Tensor],
     config: Configs,
     run_dir: Path | str,
     engine: Engine | None = None,
 ) -> None:
     """Load the weights that `fit` left in a folder; where it is not finished, raises `IncompleteRun`."""
-    data = as_image_set(train)
+    data = as_examples(train)
     total = shared_config(method, config).total_steps(len(data))
     student = method.student
     weights = Average(student, method.averages())
@@ -210,9 +211,9 @@ def _only_eager(wish: StepKind | None) -> tuple[StepKind]:
     return ("eager",)
 
 
-def _try_teachers(method: AbstractTrainable, data: ImageSet) -> None:
+def _try_teachers(method: AbstractTrainable, data: ExampleSet) -> None:
     """Run one image through the teachers: what cannot work says so before anything is written."""
-    image = data.batch(torch.zeros(1, dtype=torch.long, device=data.images.device))[0]
+    image = data.batch(torch.zeros(1, dtype=torch.long, device=data.device))[0]
     feature_names, trained = feature_names_of(method.teachers()), set(method.student.modules())
     for network in feature_names:
         if trained & set(network.modules()):
@@ -228,7 +229,7 @@ def _next_marks(config: FitConfig, step: int) -> tuple[int, ...]:
     return tuple(step - step % every + every for every in (config.log_every, config.checkpoint_every))
 
 
-def _describe(method: AbstractTrainable, data: ImageSet, config: Configs) -> dict[str, object]:
+def _describe(method: AbstractTrainable, data: ExampleSet, config: Configs) -> dict[str, object]:
     """What makes a run this run; how often it is saved and logged does not."""
     if isinstance(config, FitConfig):
         fit_config: dict[str, object] = describe_config(config)

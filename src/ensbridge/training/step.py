@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.augment import augment_inputs
+from ensbridge.data.examples import ExampleSet
 from ensbridge.methods.base import AbstractTrainable, Batch, Runner, feature_names_of
 from ensbridge.training.config import FitConfig, derive_seed
 from ensbridge.training.distributed import Engine, Losses
@@ -28,6 +29,7 @@ from ensbridge.training.sharding import (
     shard,
     wrap_trained,
 )
+from ensbridge.utils.inputs import Inputs, map_inputs, tensors_of
 
 
 class AbstractStep(ABC):
@@ -38,7 +40,7 @@ class AbstractStep(ABC):
     def __init__(
         self,
         method: AbstractTrainable,
-        data: ImageSet,
+        data: ExampleSet,
         config: FitConfig,
         optimizers: Optimizers,
         average: Average,
@@ -97,7 +99,7 @@ class EagerStep(AbstractStep):
         """Find, by a trial, the weights that get a gradient, where several processes average these."""
         if self.engine is None:
             return
-        check_batch_size(self.config.batch_size, self.engine, self.data.images.device)
+        check_batch_size(self.config.batch_size, self.engine, self.data.device)
         buffers = self._buffers()
         total_loss(self._losses(0)[0]()).backward()
         restore(buffers)
@@ -133,7 +135,7 @@ class EagerStep(AbstractStep):
 
     def _losses(self, step: int) -> tuple[Losses, float]:
         """What computes the losses of a step, or of this process's slice of it, and the slice's share."""
-        device = self.data.images.device
+        device = self.data.device
         generator = torch.Generator(device).manual_seed(step_seed(self.config, step))
         indices = self.config.indices(len(self.data), step).to(device)
         batch = draw_batch(self.data, self.config, indices, generator, self.feature_names)
@@ -176,12 +178,13 @@ def restore(buffers: Buffers) -> None:
         buffer.copy_(before)
 
 
-def in_precision(images: Tensor, bf16: bool) -> torch.autocast | nullcontext[None]:
+def in_precision(images: Inputs, bf16: bool) -> torch.autocast | nullcontext[None]:
     """Where networks run: under autocast to bf16, which keeps float32 where it matters, or as they are."""
     if not bf16:
         return nullcontext()
     # A cache of weights would outlive a capture.
-    return torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False)
+    device = tensors_of(images)[0].device
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def step_seed(config: FitConfig, step: int) -> int:
@@ -190,7 +193,7 @@ def step_seed(config: FitConfig, step: int) -> int:
 
 
 def draw_batch(
-    data: ImageSet,
+    data: ExampleSet,
     config: FitConfig,
     indices: Tensor,
     generator: torch.Generator,
@@ -199,5 +202,5 @@ def draw_batch(
 ) -> Batch:
     """The augmented batch of the images at `indices`."""
     images, labels = data.batch(indices)
-    images = config.augment(images, generator).contiguous()
+    images = map_inputs(Tensor.contiguous, augment_inputs(config.augment, images, generator))
     return Batch(images, labels, generator, feature_names, runners or {})

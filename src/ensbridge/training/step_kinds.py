@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import torch
 
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ExampleSet
 from ensbridge.methods.base import AbstractTrainable
 from ensbridge.training.compiled import CapturedStep, CompiledStep
 from ensbridge.training.config import FitConfig
@@ -17,7 +17,7 @@ from ensbridge.training.optimizers import Optimizers
 from ensbridge.training.step import AbstractStep, EagerStep
 
 StepKind = Literal["captured", "compiled", "eager"]
-Parts = tuple[AbstractTrainable, ImageSet, FitConfig, Optimizers, Average]  # what a step is made of
+Parts = tuple[AbstractTrainable, ExampleSet, FitConfig, Optimizers, Average]  # what a step is made of
 
 STEPS: dict[StepKind, type[AbstractStep]] = {
     "captured": CapturedStep,
