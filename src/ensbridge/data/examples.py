@@ -24,12 +24,8 @@ Kind = TypeVar("Kind", bound=Inputs)
 class AbstractExamples(ABC, Generic[Kind]):
     """Inputs of a classifier with labels (N,) where they are known, and batches of both."""
 
+    inputs: Kind  # what the classifiers are called with, for all examples
     labels: Tensor | None
-
-    @property
-    @abstractmethod
-    def inputs(self) -> Kind:
-        """What the classifiers are called with, for all examples."""
 
     @abstractmethod
     def with_parts(self, inputs: Kind, labels: Tensor | None) -> Self:
@@ -120,7 +116,7 @@ class ImageSet(AbstractExamples[Tensor]):
             object.__setattr__(self, "labels", _checked_labels(self.labels, shape[0], "images"))
 
     @property
-    def inputs(self) -> Tensor:
+    def inputs(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The images."""
         return self.images
 
@@ -142,7 +138,7 @@ class Examples(AbstractExamples[Inputs]):
     (4, torch.Size([2, 8]))
     """
 
-    inputs: Inputs  # pyright: ignore[reportIncompatibleMethodOverride] - a field is a property that is set once
+    inputs: Inputs
     labels: Tensor | None = None
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from ensbridge.data.examples import Examples, ExampleSet, ImageSet, as_int64, examples_of
+from ensbridge.data.examples import Examples, ExampleSet, ImageSet, as_int64, check_storage, examples_of
 from ensbridge.utils.inputs import Inputs, map_inputs, tensors_of
 
 Data = (
@@ -72,15 +72,15 @@ def collect(data: Data, name: str = "data", labelled: bool = True) -> ExampleSet
     """
     if isinstance(data, ImageSet | Examples):
         return data if labelled else data.without_labels()
-    if type(data) is TensorDataset:  # a class made from it may do more with its tensors
-        data = data.tensors[0] if len(data.tensors) == 1 else data.tensors
-    held = _as_tensors(data)
+    whole = type(data) is TensorDataset  # a class made from it may do more with its tensors
+    held = _as_tensors(data.tensors if type(data) is TensorDataset else data)
     _check_pair(held)
-    entries = iter([held]) if _is_whole(held) else _entries(held, name)
+    whole = whole or _is_whole(held)
+    entries = iter([held]) if whole else _entries(held, name)
     each_labels: list[Tensor | None] = []
 
     def each_inputs() -> Iterator[Inputs]:
-        for inputs, labels in _batches(entries, name, labelled, whole=_is_whole(held)):
+        for inputs, labels in _batches(entries, name, labelled, whole):
             each_labels.append(labels)
             yield inputs
 
@@ -92,11 +92,12 @@ def collect(data: Data, name: str = "data", labelled: bool = True) -> ExampleSet
         raise ValueError(
             f"{len(known)} of the {len(each_labels)} entries of {name} have labels; give all or none"
         )
-    return examples_of(inputs, torch.cat(known) if known and labelled else None)
+    joined = torch.cat(known) if len(known) > 1 else known[0] if known else None
+    return examples_of(inputs, joined if labelled else None)
 
 
 def _is_whole(data: Any) -> bool:
-    """Whether this is all examples at once, and not a sequence of them: a tensor, or a tuple that has some."""
+    """Whether this is all examples at once, and not a sequence of them."""
     if isinstance(data, Tensor):
         return True
     if not isinstance(data, tuple) or len(data) < 2:
@@ -212,17 +213,19 @@ def _batches(
     for number, entry in enumerate(entries):
         inputs, labels = _split(entry, number, name, labelled)
         tensors = tensors_of(inputs)
+        for tensor in tensors:
+            check_storage(tensor, "images")
         if not whole and _is_single(tensors, labels):
             inputs = map_inputs(lambda tensor: tensor[None], inputs)
             tensors = tensors_of(inputs)
         elif any(tensor.ndim < 2 for tensor in tensors) and len(tensors) == 1:
             raise ValueError(
-                f"entry {number} of {name} has inputs of shape {tuple(tensors[0].shape)}; give images (images, "
-                "channels, height, width), or rows (examples, numbers)"
+                f"entry {number} of {name} has inputs of shape {tuple(tensors[0].shape)}; give images as "
+                "(images, channels, height, width), or rows as (examples, numbers)"
             )
         first = inputs if first is None else first
         _check_alike(first, inputs, name)
-        if labels is not None and labels.ndim == 0 and len(tensors[0]) != 1:
+        if labels is not None and labels.ndim == 0 and len(tensors[0]) != 1 and not whole:
             raise ValueError(
                 f"entry {number} of {name} has one label for {len(tensors[0])} images; give one each"
             )
@@ -323,8 +326,8 @@ def _named_parts(entry: Mapping[str, Any], number: int, name: str, labelled: boo
         )
     if other:
         raise ValueError(
-            f"entry {number} of {name} has {', '.join(other)}, which are no tensors; leave them out, since "
-            "networks are called with all but the labels"
+            f"entry {number} of {name} has the keys {', '.join(map(str, entry))}, and no tensor under "
+            f"{', '.join(other)}; leave that out, since networks are called with all but the labels"
         )
     return inputs, labels
 

@@ -272,7 +272,7 @@ def onnx_bytes(
     made = torch.onnx.export(
         program,
         dynamo=True,
-        input_names=list(signature.user_inputs),
+        input_names=[str(name) for name in signature.user_inputs],
         output_names=list(OUTPUTS[: len(signature.user_outputs)]),
         verbose=False,
     )
