@@ -407,3 +407,10 @@ def test_precision_is_the_users_to_choose_and_networks_come_home() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="the device is 'cuda', and torch sees no GPU here"):
             quick(members, device="cuda")
+
+
+def test_few_steps_are_said_before_they_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    quick([_tiny.member(0), _tiny.member(1)], feature="stages.0.0", quiet=False, batch_size=8, epochs=2)
+    words = capsys.readouterr().err
+    assert words.index("only 8 steps") < words.index("training, 8 steps")
+    assert "epochs=50 or more" in words

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import _tiny
 import ensbridge as eb
-from ensbridge.evaluation.fidelity import measure_fidelity
+from ensbridge.evaluation.fidelity import is_below_one, measure_fidelity
 from ensbridge.methods import FeatureBridge
 
 IMAGES = _tiny.images(200)
@@ -314,3 +314,18 @@ def test_labels_of_other_classes_are_refused_before_all_images_are_run() -> None
     with pytest.raises(ValueError, match=r"labels contain 3.*0\.\.2"):
         fast.fidelity((IMAGES, wrong), members=members)
     assert max(seen) < len(IMAGES)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0, 6.0])
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
+def test_what_is_worth_it_is_so_by_every_figure(scale: float, temperature: float) -> None:
+    everyone = eb.Ensemble(MEMBERS)
+    fast, members = compressed(everyone, scale, bridge=Recalls, temperature=scale * temperature)
+    found = fast.fidelity((IMAGES, labels(everyone, temperature)), members=members)
+    assert found.row is not None
+    assert found.source_row is not None
+    if found.worth_it:
+        assert not is_below_one(found.row.dee)
+        assert found.row.nll < found.source_row.nll
+        assert found.kl < found.source_kl
+    assert found.verdict.startswith("worth it" if found.worth_it else "not worth it")

@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -64,6 +64,7 @@ class Exported:
     tolerance: float
     coarse: int = 0  # batches on which the model's own rounding is larger than that, and the file's no larger
     batch_sizes: tuple[int, ...] = BATCHES  # of those that were made up
+    made_up: str = "images: random, zeros, ones, times 1000, negative"
 
     def __str__(self) -> str:
         opset = "" if self.opset is None else f", opset {self.opset}"
@@ -73,8 +74,8 @@ class Exported:
         sizes = ", ".join(map(str, self.batch_sizes))
         return (
             f"{self.path}: {self.size / 1e6:.3g} MB{opset}\n"
-            f"run again beside the model on {self.batches} batches ({sizes} images: "
-            f"random, zeros, ones, times 1000, negative; the example): logits differ by at most "
+            f"run again beside the model on {self.batches} batches ({sizes} {self.made_up}; the example): "
+            f"logits differ by at most "
             f"{self.difference:.1e} of their scale, allowed are {self.tolerance:.0e}{coarse}"
         )
 
@@ -115,7 +116,9 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Example) -
     write_atomically(path, content)
     fine = [gap for gap in gaps if gap <= allowed]
     worst, coarse = max(fine, default=0.0), len(gaps) - len(fine)
-    return Exported(path, len(content), opset, len(gaps), worst, allowed, coarse, batch_sizes(images))
+    done = Exported(path, len(content), opset, len(gaps), worst, allowed, coarse, batch_sizes(images))
+    floats = any(tensor.is_floating_point() for tensor in tensors_of(images))
+    return done if floats else replace(done, made_up="rows of the example")
 
 
 def export_folder(

@@ -66,7 +66,7 @@ def trace(model: nn.Module, example: Inputs, with_source: bool = False) -> Expor
     # Random numbers in place of the example: the program keeps its inputs, and those may be private.
     # Two images: what is traced for one may hold for one only.
     generator = torch.Generator().manual_seed(0)
-    images = map_inputs(lambda tensor: _made_up(tensor, 2, generator)[0], example)
+    images = map_inputs(lambda tensor: made_up(tensor, 2, generator)[0], example)
     graph = _Graph(model, example, with_source)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # whose fused layers no other runtime has
@@ -94,23 +94,28 @@ def trace(model: nn.Module, example: Inputs, with_source: bool = False) -> Expor
 
 
 def inputs(example: Inputs) -> Iterator[Inputs]:
-    """What an export is checked with: the example, then random and extreme batches of each size."""
+    """What an export is checked with: the example, then random and extreme batches of each size.
+
+    Whole numbers, such as tokens and their masks, are those of examples drawn at random: others may mean
+    nothing to a network, or not belong together.
+    """
     yield map_inputs(lambda tensor: tensor[: max(BATCHES)], example)
-    generator = torch.Generator().manual_seed(1)
+    generator, tensors = torch.Generator().manual_seed(1), tensors_of(example)
     for count in batch_sizes(example):
-        kinds = [_made_up(tensor, count, generator) for tensor in tensors_of(example)]
-        for tensors in zip(*kinds, strict=True):
-            parts = iter(tensors)
-            yield map_inputs(lambda _: next(parts), example)  # noqa: B023 - used at once
+        made = [made_up(part, count, generator) if part.is_floating_point() else None for part in tensors]
+        for number in range(VARIANTS if any(made) else 1):
+            rows = torch.randint(len(tensors[0]), (count,), generator=generator)
+            parts = zip(tensors, made, strict=True)
+            chosen = iter([part[rows] if kinds is None else kinds[number] for part, kinds in parts])
+            yield map_inputs(lambda _, chosen=chosen: next(chosen), example)
 
 
-def _made_up(example: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:
-    """Random and extreme tensors like an example; of whole numbers, such as tokens, none that it has not."""
+def made_up(example: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:
+    """Random and extreme tensors like an example; of whole numbers random ones between its extremes."""
     shape = (count, *example.shape[1:])
     if not example.is_floating_point():
         low, high = int(example.min()), int(example.max())
-        draws = [torch.randint(low, high + 1, shape, generator=generator) for _ in range(VARIANTS)]
-        return [draw.to(example.dtype) for draw in draws]
+        return [torch.randint(low, high + 1, shape, generator=generator).to(example.dtype)]
     images = torch.rand(shape, generator=generator)
     noise = torch.randn(shape, generator=generator)
     made = (images, noise, 0 * images, torch.ones_like(images), 1e3 * images, -images, -1e3 * noise)

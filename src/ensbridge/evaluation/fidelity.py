@@ -59,6 +59,8 @@ class Fidelity:
     ensemble_row: Row | None
     worth_it: bool
     verdict: str
+    nll_gain_over_control: float | None = None  # None without a control, or without labels
+    nll_gain_over_control_se: float | None = None
 
     def __str__(self) -> str:
         before = "" if (self.temperature, self.source_logit_weight) == (1, 0) else " before calibration"
@@ -74,6 +76,9 @@ class Fidelity:
                 dee = dee_text(row.dee).replace("<1", "<1 (worse than one member)")
                 scores = f"NLL {row.nll:.4f}, Brier {row.brier:.4f}, ECE {row.ece:.4f}, DEE {dee}"
                 lines.append(f"{name}: accuracy {row.acc:.2f} %, {scores}{before if name == 'this' else ''}")
+        if self.nll_gain_over_control is not None:
+            gain, error = self.nll_gain_over_control, self.nll_gain_over_control_se
+            lines.append(f"NLL lower than the control's by {gain:.4f} ± {error:.4f}")
         return "\n".join([*lines, self.verdict])
 
 
@@ -82,6 +87,7 @@ def measure_fidelity(
     test: Data,
     members: Iterable[nn.Module] | Ensemble,
     preprocess: Sequence[Preprocess | None] | None = None,
+    control: FastEnsemble | None = None,
 ) -> Fidelity:
     """Compare a network with the real ensemble of `members` on test images, with or without labels.
 
@@ -89,8 +95,9 @@ def measure_fidelity(
     each at the temperature that is best for it on these very images: what a temperature alone can do is no
     merit of the bridges. Bridges beside a distilled source must be better than that source alone, likewise.
     "Source" is the first member. How near the ensemble is, and DEE, are before calibration; what is worse
-    than one member by them is not called worth it. Data is brought to where the networks are, and these are
-    afterwards in the mode that they were in.
+    than one member by them is not called worth it. `control` is a network that was made in the same way
+    without the ensemble: what is not clearly better than that is not worth it, either. Data is brought to
+    where the networks are, and these are afterwards in the mode that they were in.
 
     >>> from ensbridge._compress import compress
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
@@ -103,7 +110,25 @@ def measure_fidelity(
     data = collect(test, "test")
     ensemble = Ensemble(with_preprocessing(nets, preprocess))
     with evaluation_mode([fast, ensemble]):
-        return _measured(fast, data, ensemble)
+        found = _measured(fast, data, ensemble)
+    if control is None or data.labels is None:
+        return found
+    log_probs = predict_each({"this": fast, "control": control}, data)
+    gain = nll_per_image(log_probs["control"], data.labels) - nll_per_image(log_probs["this"], data.labels)
+    return _beside_control(found, gain)
+
+
+def _beside_control(found: Fidelity, gain: Tensor) -> Fidelity:
+    """The comparison with the control's; `gain` is by how much its NLL is higher, for each example."""
+    mean, error = gain.mean().item(), standard_error(gain)
+    found = replace(found, nll_gain_over_control=mean, nll_gain_over_control_se=error)
+    if not found.worth_it or _is_clear(gain):
+        return found
+    verdict = (
+        f"not worth it: it is not clearly better than its control, which never saw the ensemble (a gain of "
+        f"{mean:.4f} ± {error:.4f} of NLL); keep the control, or give better members"
+    )
+    return replace(found, worth_it=False, verdict=verdict)
 
 
 def _measured(fast: FastEnsemble, data: ExampleSet, ensemble: Ensemble) -> Fidelity:

@@ -197,15 +197,17 @@ class FastEnsemble(AbstractFastEnsemble):
         *,
         members: Iterable[nn.Module] | Ensemble,
         preprocess: Sequence[Preprocess | None] | None = None,
+        control: FastEnsemble | None = None,
     ) -> Fidelity:
         """How near this comes to the real ensemble of `members` on test images, what it costs, and a verdict.
 
         Labels are not needed; with them the verdict is by NLL. Printed, it is a few lines of text. Members
-        and `preprocess` are those that `compress` had; data is brought to where they are.
+        and `preprocess` are those that `compress` had; data is brought to where they are. `control`, a model
+        that `compress` made of the first member and a copy of it, tells what of the gain is the ensemble's.
         """
         from ensbridge.evaluation.fidelity import measure_fidelity
 
-        return measure_fidelity(self, test, members, preprocess)
+        return measure_fidelity(self, test, members, preprocess, control)
 
     def save(
         self,
