@@ -17,6 +17,7 @@ import ensbridge as eb
 from ensbridge.experiments import MethodSpec, Recipe, Run
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EMA = 0.9995
 CROP = eb.data.Augment(crop=4, flip=True)
 RESULTS = Path(__file__).parent.parent / "results"
 Group = tuple[int, ...]  # members by index
@@ -99,6 +100,16 @@ def bridge_spec(
     return MethodSpec("bridge", make, fit)
 
 
-def at_temperature(base: float, ema: float = 0.9995) -> eb.methods.BridgeConfig:
+def at_temperature(base: float, ema: float = EMA) -> eb.methods.BridgeConfig:
     """A bridge's switches at a temperature."""
     return eb.methods.BridgeConfig(temperature=eb.TemperatureLaw(base=base), ema=ema)
+
+
+def by_sgd(fit: eb.FitConfig) -> eb.FitConfig:
+    """How networks are distilled on the bridges' batches."""
+    return replace(fit, optimizer="sgd", lr=0.2, weight_decay=5e-4, warmup_steps=200)
+
+
+def fresh_network(run: Run, recipe: Recipe) -> torch.nn.Module:
+    """An untrained network of the members' architecture, the same for all methods of a run."""
+    return run.build(recipe.member, "student")

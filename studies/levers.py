@@ -18,20 +18,39 @@ A bridge's prediction is given alone and averaged with that of its source. The t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 import ensbridge as eb
-from common import at_temperature, begin, fit_config, parser
-from distilled_source import EMA, DistilledSource, PlainScore
+from common import EMA, at_temperature, begin, by_sgd, fit_config, fresh_network, parser
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
+from ensbridge.methods import JointDistillation
 
 HALF_STAGES = [(1, 32, 1, 2), (3, 48, 1, 2), (3, 64, 2, 1), (3, 96, 1, 1), (3, 128, 1, 1)]
 PAIRS = {"two halves": ("half-a", "half-b"), "two": ("T2", "T2b")}
 INFINITE = 1e6  # a temperature at which nothing is left of the source's logits
 BASES = {"T1": 1.0, "T4": 4.0, "Tinf": INFINITE}  # of bridges; others have 2
+
+
+class PlainScore(nn.Module):
+    """Three residual blocks of the source's own kind on its feature; no time and no Z_t go in."""
+
+    def __init__(self, classes: int = 10, channels: int = 32, widths: Sequence[int] = (64, 112, 112)) -> None:
+        super().__init__()
+        strides, inputs = (2, 2, 1), (channels, *widths)
+        parts = zip(inputs, widths, strides, strict=False)
+        self.blocks = nn.Sequential(*(eb.models.BasicBlock(*part, bias=True) for part in parts))
+        self.head = nn.Linear(widths[-1], classes)
+        self.apply(eb.models.initialise)
+        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+    def forward(self, h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
+        """What a score network gives, from the feature alone."""
+        return self.head(self.blocks(h).mean((2, 3)))
+
+
 SCORES: dict[str, Callable[[], nn.Module]] = {  # of bridges that do not have the paper's network
     "plain": PlainScore,
     **dict.fromkeys(
@@ -42,13 +61,6 @@ BESIDE = {"ed5": ("T2", "Tinf", "plain", "half-a", "half-b"), "joint": ("T2",)}
 JOINT = {"joint-T1": ("T1",), "joint-T4": ("T4",), "joint-two": ("T2", "T2b")}
 
 
-def network(run: Run, recipe: Recipe) -> eb.models.ResNet:
-    """A fresh network, the same for all."""
-    net = run.build(recipe.member, "student")
-    assert isinstance(net, eb.models.ResNet)
-    return net
-
-
 def source_spec(recipe: Recipe, name: str, bridges: tuple[str, ...], fit: eb.FitConfig) -> MethodSpec:
     """A network by SGD with bridges by Adam."""
 
@@ -56,10 +68,13 @@ def source_spec(recipe: Recipe, name: str, bridges: tuple[str, ...], fit: eb.Fit
         score = run.build(SCORES.get(label, lambda: recipe.score("none")), "score", label)
         return eb.methods.Bridge(score, at_temperature(BASES.get(label, 2.0), EMA), (0.0, 1.0))
 
-    def make(run: Run) -> DistilledSource:
+    def make(run: Run) -> JointDistillation:
         assert run.members is not None
-        own = {label: bridge(run, label) for label in bridges}
-        return DistilledSource(run.members, network(run, recipe), own, joint=name != "ed5")
+        beside = {label: bridge(run, label) for label in bridges}
+        source, ema = fresh_network(run, recipe), eb.methods.EmaRule(EMA)
+        return JointDistillation(
+            run.members, source, beside, recipe.feature, end_to_end=name != "ed5", ema=ema
+        )
 
     return MethodSpec(name, make, fit, {"source": by_sgd(fit), "bridges": fit})
 
@@ -69,33 +84,36 @@ def student_spec(recipe: Recipe, fit: eb.FitConfig) -> MethodSpec:
 
     def make(run: Run) -> eb.methods.EnsembleDistillation:
         assert run.members is not None
-        student = eb.methods.EnsembleDistillation(run.members.first(3), network(run, recipe), tau=1.0)
-        student.ema = eb.methods.EmaRule(EMA)
-        return student
+        ema = eb.methods.EmaRule(EMA)
+        return eb.methods.EnsembleDistillation(
+            run.members.first(3), fresh_network(run, recipe), tau=1.0, ema=ema
+        )
 
     return MethodSpec("ed3", make, by_sgd(fit))
 
 
-def by_sgd(fit: eb.FitConfig) -> eb.FitConfig:
-    """How networks are trained on the bridges' batches."""
-    return replace(fit, optimizer="sgd", lr=0.2, weight_decay=5e-4, warmup_steps=200)
-
-
-def models_of(recipe: Recipe, folder: str, name: str, bridges: tuple[str, ...]) -> list[TableModel]:
+def models_of(folder: str, name: str, bridges: tuple[str, ...]) -> list[TableModel]:
     """What can be made of a method: the source, each bridge, each averaged with the source."""
     info = eb.evaluation.ModelInfo("other", 5)
-    found = [TableModel(info, (folder,), lambda run: run.methods(folder)[name].model(), name=name)]
+
+    def alone(run: Run) -> nn.Module:
+        method = run.methods(folder)[name]
+        return method.source if isinstance(method, JointDistillation) else method.model()
+
+    models = [TableModel(info, (folder,), alone, name=name)]
     several = {label: pair for label, pair in PAIRS.items() if {*pair} <= {*bridges}}
     for label, chosen in ({label: (label,) for label in bridges} | several).items():
         for average, words in ((False, ""), (True, f", mean with {name}")):
 
             def make(run: Run, chosen: tuple[str, ...] = chosen, average: bool = average) -> nn.Module:
                 method = run.methods(folder)[name]
-                assert isinstance(method, DistilledSource)
-                return method.with_bridges(chosen, recipe.feature, average)
+                assert isinstance(method, JointDistillation)
+                fast = method.with_bridges(*chosen)
+                fast.average_source = average
+                return fast
 
-            found.append(TableModel(info, (folder,), make, name=f"{name} + {label}{words}"))
-    return found
+            models.append(TableModel(info, (folder,), make, name=f"{name} + {label}{words}"))
+    return models
 
 
 def experiment_of(
@@ -103,10 +121,10 @@ def experiment_of(
 ) -> Experiment:
     """Everything that is trained on the same inputs."""
     specs = {name: source_spec(recipe, name, bridges, fit) for name, bridges in methods.items()}
-    models = [each for name, bridges in methods.items() for each in models_of(recipe, folder, name, bridges)]
+    models = [each for name, bridges in methods.items() for each in models_of(folder, name, bridges)]
     if with_ed3:
         specs["ed3"] = student_spec(recipe, fit)
-        models += models_of(recipe, folder, "ed3", ())
+        models += models_of(folder, "ed3", ())
     return Experiment((Job(folder, folder, specs),), tuple(models), {})
 
 

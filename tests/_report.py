@@ -56,6 +56,9 @@ def make_row(values: tuple[Any, ...], shift: float = 0.0) -> dict[str, Any]:
         "nll_gain_over_control": None,
         "nll_gain_over_control_se": None,
         "uncertainty": None,
+        "source": "member",
+        "tau": None,
+        "headline": False,
     }
 
 

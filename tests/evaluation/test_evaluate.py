@@ -59,7 +59,7 @@ ROW_KEYS = [
     "nll",
 ]
 ROW_KEYS += ["brier", "ece", "cnll", "temperature", "dee", "gap", "gap_error", "reliability", "loss"]
-ROW_KEYS += ["source_temperature", "control", "width", "seed"]
+ROW_KEYS += ["source_temperature", "control", "width", "source", "tau", "seed", "headline"]
 ROW_KEYS += ["nll_gain_over_control", "nll_gain_over_control_se", "uncertainty"]
 
 

@@ -66,6 +66,7 @@ def test_unreadable_content_is_explained(tmp_path: Path, content: bytes, named: 
 _OPTIONAL = ("settings", "target", "transitions", "curves", "tradeoff", "capacity", "reliability")
 _OPTIONAL += ("corrupted", "corrupted_set", "loss", "source_temperature", "control", "width", "seed")
 _OPTIONAL += ("nll_gain_over_control", "nll_gain_over_control_se", "uncertainty")
+_OPTIONAL += ("source", "tau", "headline")
 _KEYS = ["seed", *(key for key in make_document() if key not in _OPTIONAL)]
 _KEYS += [f"row.{key}" for key in make_document()["rows"][0] if key not in _OPTIONAL]
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import _runs
+import _tiny
 from _recipe import RecordedProgress, member, results, tiny
 from ensbridge.evaluation.scores import name_rows, read_scores
 from ensbridge.experiments import Recipe, evaluate_run, run_recipe, train_recipe
@@ -24,12 +25,14 @@ from ensbridge.experiments.runner import Run
 from ensbridge.experiments.table import experiment_of
 from ensbridge.experiments.threads import side_by_side
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
+from ensbridge.methods.joint_distillation import JointDistillation
 from ensbridge.models import ResNet
 
-STAGES = ["members", "bridges", "curves", "baselines"]
+STAGES = ["members", "bridges", "headline", "curves", "baselines"]
 BASELINES = ["ED", "EnD²", "+1 BN small", "+1 BN medium"]
 BRIDGES = ["+1 DBN (5 steps)", "+1 DBN", "+1 DBN (KL)", "+2 DBN (DE-3)", "+2 DBN (KL)"]
 CONTROLS = ["control", "control (KL)", "+2 control", "+2 control (KL)"]
+HEADLINE = ["ED (τ = 1)", "+1 DBN (KL, distilled source)", "control (KL, distilled source)"]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +48,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rows_come_in_their_order(whole: Path) -> None:
     scores = read_scores(whole)
-    assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *BASELINES, *BRIDGES, *CONTROLS]
-    methods = ["ED", "EnD2", "BN", "BN", *["DBN"] * 5, *["control"] * 4]
+    names = ["DE-1", "DE-2", "DE-3", *BASELINES, *BRIDGES, *CONTROLS, *HEADLINE]
+    assert [row.model for row in scores.rows] == names
+    methods = ["ED", "EnD2", "BN", "BN", *["DBN"] * 5, *["control"] * 4, "ED", "DBN", "control"]
     assert [row.kind for row in scores.rows[3:]] == methods
-    assert [row.members for row in scores.rows] == [1, 2, 3, *[2] * 4, 2, 2, 2, 3, 2, *[1] * 4]
-    assert [row.bridges for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 1, 1, 2, 2]
-    assert [row.steps for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 5, *[1] * 8]
+    assert [row.members for row in scores.rows] == [1, 2, 3, *[2] * 4, 2, 2, 2, 3, 2, *[1] * 4, 2, 2, 1]
+    assert [row.bridges for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 1, 1, 2, 2, 0, 1, 1]
+    assert [row.steps for row in scores.rows] == [0, 0, 0, 0, 0, 1, 1, 5, *[1] * 8, 0, 1, 1]
+    assert [row.model for row in scores.rows if row.headline] == [HEADLINE[1]]
     assert [row.dee for row in scores.rows[:3]] == [1.0, 2.0, 3.0]
     one, target = scores.rows[0].nll, scores.rows[1].nll
     gaps = [(one - row.nll) / (one - target) for row in scores.rows[3:]]
@@ -62,7 +67,7 @@ def test_rows_come_in_their_order(whole: Path) -> None:
 
 def test_every_bridge_of_one_step_is_measured_beside_its_control(whole: Path) -> None:
     rows = {row.model: row for row in read_scores(whole).rows}
-    for name, control in zip(BRIDGES[1:], CONTROLS, strict=True):
+    for name, control in zip([*BRIDGES[1:], HEADLINE[1]], [*CONTROLS, HEADLINE[2]], strict=True):
         assert rows[name].nll_gain_over_control == pytest.approx(rows[control].nll - rows[name].nll, abs=1e-5)
         assert rows[name].bridges == rows[control].bridges
         assert rows[name].macs == rows[control].macs
@@ -78,7 +83,11 @@ def test_what_bridges_learn_from_and_start_from(
     monkeypatch.setattr("ensbridge.experiments.runner.load_trained", lambda *_: None)  # as they start
     monkeypatch.setattr(Run, "is_finished", lambda *_: True)
     monkeypatch.setattr("ensbridge.experiments.parts.FastEnsemble.of", staticmethod(lambda *methods: methods))
-    models = [model for model in experiment.models if (model.table, model.info.method) == ("rows", "DBN")]
+    models = [
+        model
+        for model in experiment.models
+        if (model.table, model.info.method, model.info.source) == ("rows", "DBN", "member")
+    ]
     names = name_rows([model.info for model in models], target)
     made: dict[str, tuple[DiffusionBridge, ...]] = {
         name: model.build(run)  # type: ignore[misc]
@@ -207,8 +216,8 @@ def test_the_reporter_hears_every_step(tmp_path: Path) -> None:
     run_recipe(tiny(), tmp_path, 0, reporter)
     # Three members; two fits and a distillation; one curve; two jobs of baselines.
     images = len(tiny().load().test) + len(tiny().load().val)
-    networks = 3 + len(BASELINES + BRIDGES + CONTROLS)
-    totals = dict(zip([*STAGES, "evaluate"], (12, 12, 4, 8, networks * images), strict=True))
+    networks = 3 + len(BASELINES + BRIDGES + CONTROLS + HEADLINE)
+    totals = dict(zip([*STAGES, "evaluate"], (12, 12, 4, 4, 8, networks * images), strict=True))
     assert {name: total for name, (total, _) in reporter.stages.items()} == totals
     assert sum(reporter.stages.pop("evaluate")[1]) == networks * images
     for total, steps in reporter.stages.values():
@@ -358,3 +367,22 @@ def test_an_error_in_a_member_surfaces_from_the_recipe(tmp_path: Path) -> None:
     with pytest.raises(FloatingPointError, match=r"member.*nan at step 1"):
         run_recipe(tiny(member=broken), tmp_path)
     assert not (tmp_path / "scores.json").exists()
+
+
+def test_the_headline_is_a_distilled_source_that_starts_as_the_first_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny(members=3, target=2)
+    run = Run(experiment_of(recipe, seed=3), tmp_path, 3, recipe.load(), RecordedProgress())
+    monkeypatch.setattr("ensbridge.experiments.runner.load_trained", lambda *_: None)  # as they start
+    monkeypatch.setattr(Run, "is_finished", lambda *_: True)
+    pair, control = (run.methods("headline")[name] for name in ("distilled", "control"))
+    assert isinstance(pair, JointDistillation)
+    assert isinstance(control, JointDistillation)
+    member = pair.ensemble.source
+    assert (len(pair.ensemble), len(control.ensemble)) == (2, 1)
+    assert control.ensemble.source is member
+    for method in (pair, control):
+        assert method.source is not member  # whose weights stay
+        assert _tiny.same(_tiny.state(method.source), _tiny.state(member))
+    assert _tiny.same(_tiny.state(pair.bridges["bridge"]), _tiny.state(control.bridges["bridge"]))

@@ -31,7 +31,13 @@ from ensbridge.utils.files import locked
 def test_a_stage_trains_what_it_builds_on_and_evaluation_says_what_is_missing(tmp_path: Path) -> None:
     train_recipe(tiny(), tmp_path, 3, ["bridge"])
     scores, missing = evaluate_run(tmp_path, tiny())
-    assert [each.split()[0] for each in missing] == ["distill", "baselines", "tradeoff", "capacity"]
+    assert [each.split()[0] for each in missing] == [
+        "distill",
+        "headline",
+        "baselines",
+        "tradeoff",
+        "capacity",
+    ]
     assert missing[0] == "distill (distilled/5-to-1 is not finished)"
     bridges = ["+1 DBN (5 steps)", "+1 DBN (KL)", "+2 DBN (KL)", "control (KL)", "+2 control (KL)"]
     assert [row.model for row in scores.rows] == ["DE-1", "DE-2", "DE-3", *bridges]
@@ -154,7 +160,7 @@ def test_members_side_by_side_go_on_where_they_were_stopped(tmp_path: Path) -> N
 
 def test_stages_one_by_one_give_the_same_bytes_as_the_whole(tmp_path: Path) -> None:
     run_recipe(tiny(), tmp_path / "whole", 3)
-    for stage in ("baselines", "members", "distill"):  # in any order
+    for stage in ("baselines", "members", "headline", "distill"):  # in any order
         train_recipe(tiny(), tmp_path / "parts", 3, [stage])
     missing = evaluate_run(tmp_path / "parts", tiny())[1]
     assert [each.split()[0] for each in missing] == ["tradeoff", "capacity"]

@@ -77,6 +77,7 @@ def digits(preset: Preset = "default", schedule: Schedule = "published") -> Reci
         bn_fit=replace(sgd, lr=0.2, weight_decay=1e-5, warmup_steps=47, warmup_lr=2e-3),  # 5 epochs
         curve_fit=FitConfig(epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3),
         bridge=config,
+        headline_fit=replace(sgd, lr=0.1, weight_decay=1e-3) if preset == "default" else None,
         end2_predict="softmax" if preset == "released" else "dirichlet",
         on_gpu=False,  # compiling its steps would take longer than they do
     )

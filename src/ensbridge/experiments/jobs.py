@@ -93,6 +93,7 @@ class TableModel:
     build: Callable[[Run], nn.Module]
     table: Table = "rows"
     name: str = ""  # in its table, where what it is does not tell it from others
+    headline: bool = False  # whether it is the one that the report is about
 
 
 class CurveSpec(NamedTuple):

@@ -21,6 +21,7 @@ from ensbridge.training.distill import distillation_grids
 from ensbridge.utils.text import one_line
 
 MOST_MEMBERS = 100
+HEADLINE_FIELDS = ("headline_fit", "headline_temperature")  # which runs of earlier versions do not have
 Schedule = Literal["published", "paper"]  # lengths, batches and rates: those of our results, or the paper's
 
 
@@ -52,6 +53,8 @@ class Recipe:
     bn_fit: FitConfig
     curve_fit: FitConfig
     bridge: BridgeConfig
+    headline_fit: FitConfig | None = None  # of the distilled source; None where the recipe has no headline
+    headline_temperature: float = 2.0
     kl_temperature: float = 2.0  # of the bridges that are trained with KL
     ed_tau: float = 4.0
     end2_tau: float = 2.0
@@ -90,7 +93,7 @@ class Recipe:
                 f"members_together is {self.members_together}; it must be 1, which is each by itself, or "
                 f"more, at most {MOST_MEMBERS}"
             )
-        for name in ("kl_temperature", "ed_tau", "end2_tau"):
+        for name in ("headline_temperature", "kl_temperature", "ed_tau", "end2_tau"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0, such as 2")
         for name, hint in get_type_hints(Recipe).items():
@@ -157,6 +160,9 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     for name, off in (("members_together", 1), ("count_distillation", True)):
         if values[name] == off:
             del values[name]
+    if recipe.headline_fit is None:
+        for name in HEADLINE_FIELDS:
+            del values[name]
     return values | nets
 
 
@@ -165,7 +171,7 @@ def baseline_sizes(recipe: Recipe) -> tuple[int, ...]:
     return recipe.target, *(size for size in recipe.baselines_for if recipe.target < size <= recipe.members)
 
 
-BASELINES = ("kl", "ed", "end2", "bn")  # whose `…_fit` has as many image passes as the bridge
+BASELINES = ("headline", "kl", "ed", "end2", "bn")  # whose `…_fit` has as many image passes as the bridge
 
 
 def match_compute(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
@@ -183,7 +189,7 @@ def match_compute(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
     epochs = recipe.bridge_fit.epochs
     epochs += len(stages) * recipe.distill_fit.epochs if recipe.count_distillation else 0
     fits = {f"{name}_fit": getattr(recipe, f"{name}_fit") for name in BASELINES if name not in but}
-    return replace(recipe, **{name: replace(fit, epochs=epochs) for name, fit in fits.items()})
+    return replace(recipe, **{name: replace(fit, epochs=epochs) for name, fit in fits.items() if fit})
 
 
 def change(recipe: Recipe, assignment: str) -> Recipe:

@@ -32,7 +32,7 @@ from ensbridge.evaluation.scores import (
 from ensbridge.experiments.jobs import Table, TableModel, outline
 from ensbridge.experiments.parts import trained_ensemble
 from ensbridge.experiments.plan import Plan
-from ensbridge.experiments.recipe import Recipe, describe
+from ensbridge.experiments.recipe import HEADLINE_FIELDS, Recipe, describe
 from ensbridge.experiments.runner import Run
 from ensbridge.experiments.table import STAGES, TABLE_STAGES, experiment_of
 from ensbridge.experiments.threads import one_thread
@@ -193,12 +193,23 @@ def _open(
         recipe.try_networks(data)
     in_words = isinstance(plan, Plan)
     named = plan if in_words else Plan(recipe.name, recipe.preset)
-    description = {"plan": named.to_json(), "recipe": describe(recipe), "seed": seed}
+    described = describe(recipe)
+    description = {"plan": named.to_json(), "recipe": described, "seed": seed}
+
+    def upgrade(config: dict[str, Any]) -> dict[str, Any]:
+        """What a version before wrote; its runs have no headline yet, so that today's is theirs."""
+        config = upgrade_config(config)
+        later = {name: described[name] for name in HEADLINE_FIELDS if name in described}
+        return (
+            config | {"recipe": later | config["recipe"]}
+            if isinstance(config.get("recipe"), dict)
+            else config
+        )
 
     def begin() -> Path:
         if isinstance(plan, Plan) and (out / "config.json").is_file():
             _check_schedule(out, plan)
-        folder = RunFolder(out, description, ignore=("plan",), upgrade=upgrade_config)
+        folder = RunFolder(out, description, ignore=("plan",), upgrade=upgrade)
         if train and in_words:  # the old words may be those of a recipe that has changed since
             folder.describe(description)
         return folder.path
@@ -283,10 +294,12 @@ class NamedModels(NamedTuple):
 
     models: dict[str, nn.Module]
     info: dict[str, ModelInfo]
+    headline: frozenset[str] = frozenset()  # what the report is about
 
     def measure(self, evaluator: Evaluator) -> tuple[Row, ...]:
         """Their rows."""
-        return evaluator.measure(self.models, self.info)
+        rows = evaluator.measure(self.models, self.info)
+        return tuple(replace(row, headline=row.model in self.headline) for row in rows)
 
 
 def build_models(
@@ -298,7 +311,8 @@ def build_models(
     names = name_by_teachers(info) if table == "capacity" else name_rows(info, target)
     names = [model.name or name for model, name in zip(chosen, names, strict=True)]
     built = {name: model.build(run) for name, model in zip(names, chosen, strict=True)}
-    return NamedModels(built, dict(zip(names, info, strict=True)))
+    main = frozenset(name for name, model in zip(names, chosen, strict=True) if model.headline)
+    return NamedModels(built, dict(zip(names, info, strict=True)), main)
 
 
 def read_plan(out: Path) -> tuple[Plan, int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ensbridge.evaluation.scores import ModelInfo, Width, name_rows
 from ensbridge.experiments.figures import capacity, tradeoff
+from ensbridge.experiments.headline import headline
 from ensbridge.experiments.jobs import CurveSpec, Experiment, Job, TableModel, joint_jobs
 from ensbridge.experiments.parts import (
     CONTROL,
@@ -27,8 +28,8 @@ from ensbridge.experiments.parts import (
 )
 from ensbridge.experiments.recipe import Recipe, baseline_sizes
 
-STAGES = ("members", "bridge", "distill", "baselines", "tradeoff", "capacity")
-TABLE_STAGES = ("members", "distill", "baselines")  # what the quick start trains
+STAGES = ("members", "bridge", "distill", "headline", "baselines", "tradeoff", "capacity")
+TABLE_STAGES = ("members", "distill", "headline", "baselines")  # what the quick start trains
 
 
 def experiment_of(recipe: Recipe, seed: int) -> Experiment:
@@ -42,18 +43,29 @@ def experiment_of(recipe: Recipe, seed: int) -> Experiment:
     members = member_jobs(recipe, seed, recipe.most_members)
     curves = curve_jobs(recipe, seed, recipe.most_members - 1)
     bridge_jobs, distilled, bridge_models, bridge_curves = _bridges(recipe, seed)
+    headline_jobs, headline_models = headline(recipe, seed)
     baseline_jobs, baseline_models, baseline_curves = _baselines(recipe, seed)
     tradeoff_jobs, tradeoff_models = tradeoff(recipe, seed)
     capacity_jobs, capacity_models = capacity(recipe, seed)
     first = members[0]
     curve = CurveSpec(first.folder, next(iter(first.methods)), "DE-1", ModelInfo("DE"))
     return Experiment(
-        jobs=(*members, *bridge_jobs, *distilled, *curves, *baseline_jobs, *tradeoff_jobs, *capacity_jobs),
-        models=(*baseline_models, *bridge_models, *tradeoff_models, *capacity_models),
+        jobs=(
+            *members,
+            *bridge_jobs,
+            *distilled,
+            *headline_jobs,
+            *curves,
+            *baseline_jobs,
+            *tradeoff_jobs,
+            *capacity_jobs,
+        ),
+        models=(*baseline_models, *bridge_models, *headline_models, *tradeoff_models, *capacity_models),
         stages={
             "members": member_folders(recipe, recipe.members),
             "bridge": _folders(bridge_jobs),
             "distill": _folders([*bridge_jobs, *distilled]),
+            "headline": _folders(headline_jobs),
             "baselines": _folders(baseline_jobs),
             "tradeoff": _folders(tradeoff_jobs),
             "capacity": _folders(capacity_jobs),

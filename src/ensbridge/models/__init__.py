@@ -9,6 +9,7 @@ from ensbridge.models.preprocessed import Preprocessed as Preprocessed
 from ensbridge.models.resnet import BasicBlock as BasicBlock
 from ensbridge.models.resnet import ResNet as ResNet
 from ensbridge.models.resnet import initialise as initialise
+from ensbridge.models.sampled_ensemble import SampledEnsemble as SampledEnsemble
 from ensbridge.models.score_net import ScoreNet as ScoreNet
 from ensbridge.models.sizing import MapScore as MapScore
 from ensbridge.models.tail import Tail as Tail

@@ -45,6 +45,7 @@ EMA = EmaRule(0.995)
 # images have no labels to choose by, the first.
 TEMPERATURES, DISTILLED_TEMPERATURES = (2.0, 4.0), (2.0, 1.5, 3.0)
 DISTILLED = "distilled"  # the name of that method
+_BY_SGD = ((DISTILLED, ""), (DISTILLED, "source"))  # methods and their parts that are networks, not bridges
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,13 @@ class CandidateTraining:
 
     def run(self, source: Source, student: Callable[[], nn.Module]) -> list[Candidate]:
         """Train what `source` asks for; `student` makes the network that is distilled."""
-        if source == "frozen":
-            return self._trained(self._frozen_bridges(), None)
-        distilled = self._distillation(student())
+        methods = self.methods(source, student)
         try:
-            if source == "distilled":
-                return self._trained({}, distilled)
-            return [self._source(), *self._trained(self._frozen_bridges(), distilled)]
+            if methods:
+                self._fit(methods, self.configs(methods))
         except FloatingPointError as error:
+            if source == "frozen":
+                raise
             if source == "distilled":
                 raise ValueError(
                     f"the distillation failed ({one_line(error)}); give a distil_lr below "
@@ -97,36 +97,43 @@ class CandidateTraining:
             self.say(f"the distillation failed ({one_line(error)}), so bridges are trained without it")
             alone = replace(self, run_dir=self._folder("without-distillation"))
             return [self._source(), *(alone.run("frozen", student) if self.plan else [])]
+        return self.candidates(source, methods)
 
-    def _source(self) -> Candidate:
-        return Candidate("source", [FastEnsemble(self.ensemble.source)])
+    def methods(self, source: Source, student: Callable[[], nn.Module]) -> dict[str, AbstractMethod]:
+        """What is trained side by side, by name: bridges beside the first member, and the distillation."""
+        methods: dict[str, AbstractMethod] = {}
+        if source != "distilled":
+            methods |= self._frozen_bridges()
+        if source != "frozen":
+            methods[DISTILLED] = self._distillation(student())
+        return methods
 
-    def _trained(
-        self,
-        bridges: Mapping[str, DiffusionBridge],
-        distilled: JointDistillation | EnsembleDistillation | None,
-    ) -> list[Candidate]:
-        """Train bridges beside the first member and a distillation, whichever there are, side by side."""
-        methods: dict[str, AbstractMethod] = {**bridges}
-        configs = dict.fromkeys(methods, self.config)
-        if distilled is not None:
-            methods[DISTILLED] = distilled
-            configs |= {
-                f"{DISTILLED}.{part}".rstrip("."): self.config if part == "bridges" else self.distil
-                for part in distilled.parts
-            }
-        if not methods:
-            return [self._source()]
-        self._fit(methods, configs)
-        candidates = [Candidate("source + bridges", _by_temperature(bridges))] if bridges else []
+    def configs(self, methods: Mapping[str, AbstractMethod]) -> dict[str, FitConfig]:
+        """The configuration of each method, or of each of its parts."""
+        return {
+            f"{name}.{part}".rstrip("."): self.distil if (name, part) in _BY_SGD else self.config
+            for name, method in methods.items()
+            for part in method.parts
+        }
+
+    def candidates(self, source: Source, methods: Mapping[str, AbstractMethod]) -> list[Candidate]:
+        """The models that trained methods make, the source alone among them where it is a choice."""
+        candidates = [self._source()] if source == "auto" or not methods else []
+        bridges = {name: method for name, method in methods.items() if isinstance(method, DiffusionBridge)}
+        if bridges:
+            candidates.append(Candidate("source + bridges", _by_temperature(bridges)))
+        distilled = methods.get(DISTILLED)
         if isinstance(distilled, EnsembleDistillation):
             candidates.append(Candidate("distilled", [self._alone(distilled.student)]))
-        elif distilled is not None:
+        elif isinstance(distilled, JointDistillation):
             groups = _group_by_temperature(distilled.bridges)
             bridged = [distilled.with_bridges(*names) for names in groups.values()]
             candidates.append(Candidate("distilled", [self._alone(distilled.source)]))
             candidates.append(Candidate("distilled + bridges", bridged))
         return candidates
+
+    def _source(self) -> Candidate:
+        return Candidate("source", [FastEnsemble(self.ensemble.source)])
 
     def _alone(self, student: nn.Module) -> FastEnsemble:
         return FastEnsemble(student, members=len(self.ensemble), source_distilled=True)

@@ -16,6 +16,8 @@ def name_rows(models: Sequence[ModelInfo], target: int | None = None) -> list[st
     >>> bridge = ModelInfo("DBN", members=3, bridges=1, steps=1, loss="kl", source_temperature=2.0)
     >>> name_rows([ModelInfo("DE", 3), bridge, bridge.as_control(), ModelInfo("ED", 5)], target=3)
     ['DE-3', '+1 DBN (KL)', 'control (KL)', 'ED (DE-5)']
+    >>> name_rows([ModelInfo("DBN", 3, 1, 1, "kl", 2.0, source="distilled"), ModelInfo("ED", 3, tau=1.0)], 3)
+    ['+1 DBN (KL, distilled source)', 'ED (τ = 1)']
     """
     names = [_name(model, target) for model in models]
     twice = {name for name, count in Counter(names).items() if count > 1}
@@ -43,9 +45,11 @@ def _name(model: ModelInfo, target: int | None, temperature: bool = False) -> st
     said = []
     if model.method == "DBN":
         said += ["KL"] if model.loss == "kl" else []
+        said += ["distilled source"] if model.source == "distilled" else []
         said += [f"{model.steps} steps"] if model.steps > 1 else []
         warm = temperature and model.source_temperature is not None
         said += [f"T = {model.source_temperature:g}"] if warm else []
+    said += [f"τ = {model.tau:g}"] if model.tau is not None else []
     if not model.control and model.members != target and model.width is None:
         said.append(f"DE-{model.members}")
     words = [_label(model)]

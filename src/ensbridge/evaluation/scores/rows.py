@@ -15,6 +15,7 @@ Method = Literal["DE", "ED", "EnD2", "BN", "DBN", "other"]
 Kind = Literal["DE", "ED", "EnD2", "BN", "DBN", "control", "other"]  # as tables and figures tell rows apart
 Loss = Literal["bridge", "kl"]
 Width = Literal["small", "medium"]
+Source = Literal["member", "distilled"]
 ImageScore = Literal["msp", "entropy", "mutual_information", "disagreement"]  # of uncertainty
 
 MOST = 2**63 - 1  # beyond it whole numbers are no longer those of arrays
@@ -108,6 +109,8 @@ class ModelInfo:
     )
     control: bool = False  # a bridge with the source alone as its target
     width: Width | None = None  # of bridge networks
+    source: Source = "member"  # what bridges run beside: the first member, or a network distilled
+    tau: Temperature | None = None  # of distillation, where it is not the only one
 
     @property
     def kind(self) -> Kind:
@@ -146,7 +149,10 @@ class Row:
     source_temperature: Temperature | None = None
     control: bool = False
     width: Width | None = None
+    source: Source = "member"
+    tau: Temperature | None = None
     seed: Seed = 0
+    headline: bool = False  # whether it is the model that the report is about, by what was chosen before
     nll_gain_over_control: Signed | None = None  # None where the bridge's control was not measured
     nll_gain_over_control_se: Size | None = None  # over test images, each under both models
     uncertainty: Uncertainty | None = None  # None where it was not asked for

@@ -1,0 +1,69 @@
+"""The quick start's headline beside distillation and real ensembles, on seeds that nothing was chosen on.
+
+    python studies/headline_seeds.py OUT [--seeds 20 21 22 23 24]
+
+Every model has as many passes. Differences are of the NLL, image by image on the test images, with their
+standard errors; the mean's is over seeds. Writes results/headline.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+
+import ensbridge as eb
+from ensbridge.experiments import Experiment, Job
+
+OUT = Path(__file__).parent.parent / "results" / "headline.json"
+HEADLINE, CONTROL = "+1 DBN (KL, distilled source)", "control (KL, distilled source)"
+OTHERS = ("ED", "ED (τ = 1)", "DE-3", CONTROL)
+
+
+def experiment(recipe: eb.experiments.Recipe, seed: int) -> Experiment:
+    """Members, the headline with its control, and the recipe's own distillation."""
+    whole = eb.experiments.experiment_of(recipe, seed).only(["members", "headline"])
+    needs = eb.experiments.member_folders(recipe, recipe.target)
+    students = eb.experiments.student_specs(recipe, seed, recipe.target, "")
+    job = Job("baselines", "baselines", {"ed": students["ed"]}, needs)
+    model = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", recipe.target), job.folder, "ed")
+    return replace(whole, jobs=(*whole.jobs, job), models=(*whole.models, model))
+
+
+def main() -> None:
+    """Train, measure and compare."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
+    asked.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22, 23, 24])
+    options = asked.parse_args()
+    recipe, data = eb.experiments.digits(), eb.data.load_digits()
+    labels = data.test.labels
+    assert labels is not None
+    rows, paired = [], {name: [] for name in OTHERS}
+    for seed in options.seeds:
+        folder = options.out / f"seed-{seed}"
+        result = eb.experiments.run_study(
+            experiment(recipe, seed), recipe, data, folder, seed=seed, final=True, quiet=True
+        )
+        rows += [
+            {"dataset": "digits", "epochs": recipe.kl_fit.epochs, "seed": seed}
+            | {key: getattr(row, key) for key in ("model", "macs_ratio", "acc", "nll", "ece", "cnll", "dee")}
+            for row in result.scores["test"].rows
+        ]
+        log_probs = result.log_probs["test"]
+        nlls = {name: eb.metrics.nll_per_image(log_probs[name], labels) for name in (HEADLINE, *OTHERS)}
+        for name in OTHERS:
+            below = nlls[name] - nlls[HEADLINE]
+            paired[name].append([below.mean().item(), eb.metrics.standard_error(below)])
+    for name, each in paired.items():
+        means = [difference for difference, _ in each]
+        error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else float("nan")
+        by_seed = "  ".join(f"{difference:+.4f} ± {error:.4f}" for difference, error in each)
+        print(f"below {name:<32} {mean(means):+.4f} ± {error:.4f} over seeds:  {by_seed}")
+    OUT.write_text(json.dumps({"rows": rows, "below": paired}, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
