@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class FitResult:
 
 def fit(
     method: AbstractTrainable,
-    train: ExampleSet | Tensor | tuple[Tensor, Tensor],
+    train: ExampleSet | Tensor | tuple[Any, Tensor],
     config: Configs,
     run_dir: Path | str | None = None,
     progress: StepCallback | None = None,
@@ -175,7 +176,7 @@ class _Run:
 
 def load_trained(
     method: AbstractTrainable,
-    train: ExampleSet | Tensor | tuple[Tensor, Tensor],
+    train: ExampleSet | Tensor | tuple[Any, Tensor],
     config: Configs,
     run_dir: Path | str,
     engine: Engine | None = None,
