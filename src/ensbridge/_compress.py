@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from ensbridge.data.augment import Augment
-from ensbridge.data.examples import ImageSet
-from ensbridge.data.loader import Data, collect
+from ensbridge.data.examples import ExampleSet, ImageSet
+from ensbridge.data.loader import Data
+from ensbridge.data.stream import MEMORY, Stream, collect_within, load_or_stream, parse_memory
 from ensbridge.evaluation.choices import choose
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members
 from ensbridge.models.fast_ensemble import FastEnsemble
@@ -31,7 +32,9 @@ from ensbridge.training.compress_inputs import (
     training_device,
     try_validation,
 )
-from ensbridge.training.config import Precision
+from ensbridge.training.config import FitConfig, Precision
+from ensbridge.training.distributed import errors_shared, join
+from ensbridge.training.output_cache import check_fixed_views
 from ensbridge.utils.devices import brought_to, device_of, random_state_kept
 
 MINUTES = 3.0  # how long it trains unless the user says
@@ -40,13 +43,14 @@ WEIGHT_DECAY = 5e-4  # of the distillation
 TRIED = 8  # images
 
 
+@errors_shared()
 @random_state_kept()
 @torch.inference_mode(False)
 @torch.enable_grad()
 def compress(
     members: Iterable[nn.Module] | Ensemble,
-    train: Data,
-    val: Data | None = None,
+    train: Data | Stream,
+    val: Data | Stream | None = None,
     *,
     feature: str | None = None,
     preprocess: Sequence[Preprocess | None] | None = None,
@@ -65,6 +69,8 @@ def compress(
     precision: Precision = "auto",
     seed: int = 0,
     run_dir: Path | str | None = None,
+    memory: str | float = MEMORY,
+    cache: Path | str | None = None,
     quiet: bool = False,
 ) -> FastEnsemble:
     """The best one network that several classifiers give for `budget` times the cost of the first of them.
@@ -78,20 +84,26 @@ def compress(
     are never changed.
 
     `train` is images without need of labels; `val` with labels chooses how far the source is trusted and
-    calibrates, by a temperature and, where that gains, a share of the source's logits. `feature` names the
-    source's module that bridges read; unless given, the earliest is taken whose bridges keep the whole within
-    `budget` times the source's MACs. `preprocess` has a function for each member that sees images in a way of
-    its own, None for the others. `epochs`, or `max_minutes`, 3 unless given, says how long to train: a few
-    steps are timed, and as many epochs taken as fit into the minutes, which are for all that is trained.
-    Should it be slower in the end, training is over a tenth later than that, with the model as trained so
-    far. `lr` is the bridges' rate, of Adam, `distil_lr` the distillation's, of SGD: 0.05, or 0.1 with
-    `factory`. `augment` is what may be done to an image without changing its class, mixup aside. With
-    `run_dir` the training resumes when the call is repeated, after a kill or when time was up: the epochs
-    stay those of the first call, and each call trains for its minutes until they are done. It trains on a GPU
-    where there is one, or on `device`, with bfloat16 where that is as good, or in the `precision` that is
-    asked for; afterwards all networks are where they were and in the mode that they were in. What is returned
-    is in evaluation mode and has a copy of the first network, so that neither is changed by what is done to
-    the other. The global random state is left as it was.
+    calibrates, by a temperature and, where that gains, a share of the source's logits. A DataLoader, a
+    Dataset or another iterable that can be read again is kept in memory where its size is known and fits into
+    `memory` and its images are the same at every reading; otherwise it is streamed, an epoch being one pass,
+    with whatever augmentation it has. Of `val` as much is read as fits. `cache` is a folder for the members'
+    outputs, which are read in training in place of running them; images are then seen as they are, without
+    mixup. Several processes that torchrun started train one model together, and each returns it.
+    `feature` names the source's module that bridges read; unless given, the earliest is taken whose
+    bridges keep the whole within `budget` times the source's MACs. `preprocess` has a function for each
+    member that sees images in a way of its own, None for the others. `epochs`, or `max_minutes`, 3 unless
+    given, says how long to train: a few steps are timed, and as many epochs taken as fit into the
+    minutes, which are for all that is trained. Should it be slower in the end, training is over a tenth
+    later than that, with the model as trained so far. `lr` is the bridges' rate, of Adam, `distil_lr` the
+    distillation's, of SGD: 0.05, or 0.1 with `factory`. `augment` is what may be done to an image without
+    changing its class, mixup aside. With `run_dir` the training resumes when the call is repeated, after
+    a kill or when time was up: the epochs stay those of the first call, and each call trains for its
+    minutes until they are done. It trains on a GPU where there is one, or on `device`, with bfloat16
+    where that is as good, or in the `precision` that is asked for; afterwards all networks are where they
+    were and in the mode that they were in. What is returned is in evaluation mode and has a copy of the first
+    network, so that neither is changed by what is done to the other. The global random state is left as it
+    was.
 
     Inputs need not be images. They are a tensor, such as rows of a table (N, D), or a tuple or mapping of
     tensors, such as tokens and their mask: networks and the result are called as `net(x)`, `net(*batch)` or
@@ -106,40 +118,52 @@ def compress(
     ModuleList()
     """
     config = checked_config(epochs, max_minutes, batch_size, lr, augment, precision, seed)
+    parse_memory(memory)
     _check_choices(source, factory, calibrate)
     check_numbers(budget=budget, bridges=bridges)
     budget, bridges = float(budget), int(bridges)
     rate = distil_lr if distil_lr is not None else DISTIL_LR if factory is None else FRESH_LR
     check_numbers(distil_lr=rate)
+    engine = join()
+    quiet = quiet or (engine is not None and not engine.first)
     say: Say = (lambda _: None) if quiet else (lambda text: print(f"ensbridge: {text}", file=sys.stderr))
     nets = checked_members(members, "compress")
     check_source(nets[0], feature)
-    place, home = training_device(nets, device), device_of(nets[0])
+    device, home = training_device(nets, device), device_of(nets[0])
+    device = engine.start(device) if engine else device
     wrapped = preprocessed(nets, preprocess)
     if feature is not None and wrapped[0] is not nets[0]:
         feature = f"net.{feature}"
-    train_set = collect(train, "train", labelled=False)
-    val_set = None if val is None else collect(val, "val")
+    train_set = load_or_stream(train, memory, "train", say)
+    if not isinstance(train_set, Stream):
+        train_set = train_set.without_labels()
+    elif engine:
+        train_set = engine.with_length(train_set)
+    length = train_set.length if isinstance(train_set, Stream) else len(train_set)
+    config = replace(config, batch_size=min(config.batch_size, length or config.batch_size))
+    val_set = None if val is None else collect_within(val, memory, "val", say)
+    if cache is not None:
+        config = _without_views(config, train_set, augment, engine, say)
     labelled = val_set is not None and val_set.labels is not None
     if source == "auto" and not labelled:
         source = "frozen" if budget > 1 else "distilled"
         say(f"there are no labelled validation images to choose by, so source={source!r} is taken")
-    with brought_to(place, wrapped):  # with what prepares their images
-        train_set, val_set = train_set.to(place), None if val_set is None else val_set.to(place)
+    with brought_to(device, wrapped):  # with what prepares their images
+        train_set, val_set = train_set.to(device), None if val_set is None else val_set.to(device)
         ensemble = Ensemble(wrapped).eval()
-        image = next(train_set.batches(1))[0]
-        try_members(ensemble, next(train_set.batches(TRIED))[0])
-        try_validation(ensemble.source, train_set, val_set)
+        sample = train_set.sample(config.batch_size) if isinstance(train_set, Stream) else train_set
+        image = next(sample.batches(1))[0]
+        try_members(ensemble, next(sample.batches(TRIED))[0])
+        try_validation(ensemble.source, sample, val_set)
         plan = None
         if budget > 1:
             plan = BridgePlan(choose_feature(ensemble.source, image, feature, budget, bridges), bridges)
             say(plan.choice.words)
-        config = replace(config, batch_size=min(config.batch_size, len(train_set)))
         distil = replace(config, lr=float(rate), optimizer="sgd", weight_decay=WEIGHT_DECAY)
 
         def student() -> nn.Module:
             own = None if preprocess is None else preprocess[0]
-            return student_of(wrapped[0], factory, own, int(seed), place)
+            return student_of(wrapped[0], factory, own, int(seed), device)
 
         training = CandidateTraining(
             ensemble,
@@ -153,22 +177,33 @@ def compress(
             labelled=labelled,
             quiet=quiet,
             say=say,
+            cache=None if cache is None else Path(cache),
+            engine=engine,
         )
         candidates = training.run(source, student)
         if source == "distilled":
             candidates = candidates[-1:]  # with bridges, where there are some
-        fast = choose(candidates, val_set, calibrate, say)
+        fast = choose(candidates, val_set, calibrate, say, engine)
         if fast.source is ensemble.source:
-            source_copy = copy_of(fast.source)
-            if source_copy is None:
-                say("the first member cannot be copied, so that the result shares it with you")
-            fast.source = fast.source if source_copy is None else source_copy
+            fast.source = copy_of(fast.source, say)
         fast = fast.to(home)
-    if isinstance(image, torch.Tensor) and image.is_floating_point():
-        fast.image_shape = tuple(image.shape[1:])
-    if isinstance(train_set, ImageSet):
-        fast.pixel_range = pixel_range(train_set)
+        if isinstance(image, torch.Tensor) and image.is_floating_point():
+            fast.image_shape = tuple(image.shape[1:])
+        if isinstance(sample, ImageSet):
+            low_high = pixel_range(sample)
+            fast.pixel_range = engine.broadcast(lambda: low_high) if engine else low_high
     return fast.eval()
+
+
+def _without_views(
+    config: FitConfig, train: ExampleSet | Stream, augment: Augment | None, engine: object, say: Say
+) -> FitConfig:
+    """The configuration for images that are seen as they are, which alone can have outputs kept for them."""
+    if engine is not None:
+        raise ValueError("cache= was given to several processes; fill it with one, or leave it out")
+    check_fixed_views(train, augment or Augment())
+    say("the members' outputs are cached, so images are seen as they are, without mixup")
+    return replace(config, augment=Augment())
 
 
 def _check_choices(source: str, factory: object, calibrate: object) -> None:

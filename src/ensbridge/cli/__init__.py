@@ -7,6 +7,6 @@ from ensbridge.cli.base import main
 
 # isort: split
 # The order of the commands in --help.
-from ensbridge.cli import runs, models, bench, data  # noqa: I001
+from ensbridge.cli import runs, models, serve, bench, data  # noqa: I001
 
-__all__ = ["bench", "data", "main", "models", "runs"]
+__all__ = ["bench", "data", "main", "models", "runs", "serve"]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ensbridge.cli.base import app, say, tell
+from ensbridge.utils.extras import need
 
 Model = Annotated[
     str,
@@ -79,7 +80,7 @@ def predict(
 
     fast = load(model, allow=allowed(allow))
     shape = image_like(fast, model, None if image_shape is None else parse_shape(image_shape)).shape[1:]
-    pixels = Pixels.of(fast, _numbers("mean", mean), _numbers("std", std))
+    pixels = Pixels.of(fast, numbers("mean", mean), numbers("std", std))
     failed = 0
     for path, found in predict_files(fast.to(find_device(device)), images, shape, pixels):
         if isinstance(found, str):
@@ -94,24 +95,42 @@ def predict(
 @app.command()
 def export(
     model: Model,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="onnx, or pt2 (torch.export).")],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT", help="onnx, pt2 (torch.export) or triton (a model of its repository)."
+        ),
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What to write; by default model.onnx or model.pt2 in MODEL."),
+        typer.Option(
+            metavar="PATH",
+            help="What to write; by default model.onnx or model.pt2 in MODEL. For triton a folder.",
+        ),
     ] = None,
     image_shape: ImageShape = None,
     allow: Allow = None,
 ) -> None:
-    """Write a model as one file for other runtimes.
+    """Write a model as one file for other runtimes, or as a folder for Triton.
 
     The file takes batches of any size. It is run again beside the model on many inputs, and kept only if it
     gives the same logits.
 
     Example: ensbridge export zoo:cifar10 --to onnx --out cifar10.onnx
     """
-    from ensbridge.deploy.export import export_folder, parse_shape
+    from ensbridge.deploy.export import export_folder, image_like, parse_shape
 
     shape = None if image_shape is None else parse_shape(image_shape)
+    if to == "triton":
+        need("export")
+        from ensbridge.deploy.saving import load
+        from ensbridge.deploy.triton import export_triton
+
+        if out is None:
+            raise ValueError("triton needs a folder; say where with --out repository/name")
+        fast = load(model, allow=allowed(allow))
+        say(str(export_triton(fast, out, image_like(fast, model, shape))))
+        return
     say(str(export_folder(model, to, out, shape, allowed(allow))))  # type: ignore[arg-type]
 
 
@@ -122,7 +141,7 @@ def allowed(names: list[str] | None) -> list[str]:
     return names or []
 
 
-def _numbers(name: str, text: str | None) -> list[float] | None:
+def numbers(name: str, text: str | None) -> list[float] | None:
     """Numbers as they are typed, with commas."""
     if text is None:
         return None

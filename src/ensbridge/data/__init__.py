@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ensbridge.data.ood import OOD_SETS as OOD_SETS
     from ensbridge.data.ood import ood_images as ood_images
     from ensbridge.data.reading import open_splits as open_splits
+    from ensbridge.data.stream import Stream as Stream
 
 _HOMES = {
     "read_npz": "arrays",
@@ -55,6 +56,7 @@ _HOMES = {
     "OOD_SETS": "ood",
     "ood_images": "ood",
     "open_splits": "reading",
+    "Stream": "stream",
 }
 
 

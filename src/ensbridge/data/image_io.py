@@ -26,7 +26,7 @@ def pillow() -> Any:
     return Image
 
 
-def picture(content: bytes, mode: str) -> Any:
+def picture(content: bytes, mode: str, most_pixels: int = MOST_PIXELS) -> Any:
     """The picture of Pillow's in a file, upright and in `mode`; ValueError that says what is wrong.
 
     16 bits become 8, and transparency is left out unless the mode has it.
@@ -39,8 +39,8 @@ def picture(content: bytes, mode: str) -> Any:
             warnings.simplefilter("ignore")  # what is odd about a file is either an error or no matter
             with image.open(io.BytesIO(content), formats=FORMATS) as file:
                 width, height = file.size
-                if width * height > MOST_PIXELS:
-                    raise ValueError(f"{width}×{height} pixels, where at most {MOST_PIXELS:,} are read")
+                if width * height > most_pixels:
+                    raise ValueError(f"{width}×{height} pixels, where at most {most_pixels:,} are read")
                 return _upright(file, mode)
     except UnidentifiedImageError as error:
         raise ValueError(f"it is none of {', '.join(FORMATS)}") from error

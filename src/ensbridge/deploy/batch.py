@@ -22,7 +22,7 @@ from ensbridge.utils.text import one_line
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names, by the channels of the model's images
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names, by the channels of the model's images
 _SLACK = 0.01  # pixels a little outside [0, 1] come from resampling and rounding
 BATCH = 64
 NAMED = 5  # of the images without a prediction
@@ -181,11 +181,15 @@ def open_image(path: Path, shape: Sequence[int]) -> Tensor:
     the size already stays as it is, pixel by pixel. Grey and colour become what the model takes, 16 bits
     become 8, and transparency is left out, as the readers of data sets leave it out.
     """
+    _check_shape(shape)
+    return fit_picture(_decode(path, MODES[shape[0]]), shape)
+
+
+def fit_picture(image: Image, shape: Sequence[int]) -> Tensor:
+    """A decoded picture of the model's channels as floats (C, H, W) from 0 to 1, fitted to its size."""
     from PIL import Image, ImageOps
 
-    _check_shape(shape)
     channels, height, width = shape
-    image = _decode(path, _MODES[channels])
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
     array = np.asarray(image, dtype=np.float32).reshape(height, width, channels)
@@ -210,7 +214,7 @@ def _decode(path: Path, mode: str) -> Image:
 
 
 def _check_shape(shape: Sequence[int]) -> None:
-    if len(shape) != 3 or shape[0] not in _MODES:
+    if len(shape) != 3 or shape[0] not in MODES:
         raise ValueError(
             f"files cannot be read as images of shape {tuple(shape)}; they have 1, 3 or 4 channels, a height "
             "and a width, such as --image-shape 3,32,32"

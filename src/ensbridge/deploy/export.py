@@ -39,8 +39,8 @@ from ensbridge.utils.text import one_line
 
 Target = Literal["onnx", "pt2"]
 Run = Callable[[Inputs], Tensor]  # (B, K), or (2·B, K) with the source's logits behind the model's
-Array = Tensor | np.ndarray[Any, Any]
-Example = Array | tuple[Array, ...] | Mapping[str, Array]
+Images = Tensor | np.ndarray[Any, Any]
+Example = Images | tuple[Images, ...] | Mapping[str, Images]
 
 OUTPUTS = ("logits", "source_logits")  # of ONNX
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)

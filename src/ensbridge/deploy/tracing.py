@@ -66,7 +66,7 @@ def trace(model: nn.Module, example: Inputs, with_source: bool = False) -> Expor
     # Random numbers in place of the example: the program keeps its inputs, and those may be private.
     # Two images: what is traced for one may hold for one only.
     generator = torch.Generator().manual_seed(0)
-    images = map_inputs(lambda tensor: made_up(tensor, 2, generator)[0], example)
+    images = map_inputs(lambda tensor: made_up(tensor, 2, generator)[0].to(tensor.device), example)
     graph = _Graph(model, example, with_source)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # whose fused layers no other runtime has

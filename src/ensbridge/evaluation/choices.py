@@ -16,6 +16,7 @@ from ensbridge.metrics.cost import count_macs
 from ensbridge.models.calibration import calibrated, fit_calibration
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.candidates import Candidate
+from ensbridge.training.distributed import Engine
 
 Say = Callable[[str], None]
 
@@ -48,10 +49,10 @@ class _Predictions:
     labels: Tensor
 
     @classmethod
-    def of(cls, candidate: Candidate, val: ExampleSet, labels: Tensor) -> _Predictions:
+    def of(cls, candidate: Candidate, val: ExampleSet, labels: Tensor, engine: Engine | None) -> _Predictions:
         first = candidate.models[0]
         numbered: dict[str, nn.Module] = {str(number): fast for number, fast in enumerate(candidate.models)}
-        *log_probs, source = predict_each({**numbered, "source": first.source}, val).values()
+        *log_probs, source = predict_each({**numbered, "source": first.source}, val, engine=engine).values()
         return cls(len(first.bridges) > 0, log_probs, source, labels)
 
     def part(self, images: Tensor) -> _Predictions:
@@ -80,16 +81,21 @@ class _Predictions:
 
 
 def choose(
-    candidates: Sequence[Candidate], val: ExampleSet | None, calibrate: bool, say: Say
+    candidates: Sequence[Candidate],
+    val: ExampleSet | None,
+    calibrate: bool,
+    say: Say,
+    engine: Engine | None = None,
 ) -> FastEnsemble:
     """The best on labelled validation images, calibrated there; the first model where there are none.
 
     Of several candidates the one with the lowest cross-fitted NLL is taken; what was tried is in `choices`.
+    With an `engine` several processes share the predictions, so that all choose the same.
     """
     if val is None or val.labels is None:
         say("there are no labelled validation images, so nothing was chosen or calibrated on any")
         return candidates[0].models[0]
-    predictions = [_Predictions.of(candidate, val, val.labels) for candidate in candidates]
+    predictions = [_Predictions.of(candidate, val, val.labels, engine) for candidate in candidates]
     chosen, choices = 0, ()
     if len(candidates) > 1:
         choices = _compared(candidates, predictions, val, calibrate)
@@ -131,10 +137,7 @@ def choices_table(choices: Sequence[Choice]) -> str:
 
 
 def _compared(
-    candidates: Sequence[Candidate],
-    predictions: Sequence[_Predictions],
-    val: ExampleSet,
-    calibrate: bool,
+    candidates: Sequence[Candidate], predictions: Sequence[_Predictions], val: ExampleSet, calibrate: bool
 ) -> tuple[Choice, ...]:
     image = next(val.batches(1))[0]
     losses = [cross_fitted_nll(each, calibrate) for each in predictions]

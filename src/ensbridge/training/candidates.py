@@ -20,6 +20,7 @@ from torch import nn
 from ensbridge.bridge.bridge import Bridge, BridgeConfig
 from ensbridge.bridge.schedule import TemperatureLaw
 from ensbridge.data.examples import ExampleSet
+from ensbridge.data.stream import Stream
 from ensbridge.methods.base import AbstractMethod, EmaRule, JointTraining
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.ensemble_distillation import EnsembleDistillation
@@ -27,9 +28,14 @@ from ensbridge.methods.joint_distillation import JointDistillation
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.feature_choice import FeatureChoice
+from ensbridge.training.batches import TrainData, device_of_data, total_steps
 from ensbridge.training.config import FitConfig, derive_seed
+from ensbridge.training.distributed import Engine
 from ensbridge.training.fit import TimeBudgetExceeded, fit
-from ensbridge.training.forecast import epochs_within, with_epochs
+from ensbridge.training.forecast import epochs_within, steps_within, with_epochs, with_steps
+from ensbridge.training.optimizers import Configs, shared_config
+from ensbridge.training.output_cache import cache_outputs, length_of
+from ensbridge.training.timing import TimeSplit
 from ensbridge.utils.devices import device_of
 from ensbridge.utils.files import read_json
 from ensbridge.utils.progress import count_steps, progress_bars
@@ -69,7 +75,7 @@ class CandidateTraining:
     """The training of `compress`: on which images, towards which members, and for how long."""
 
     ensemble: Ensemble
-    data: ExampleSet
+    data: ExampleSet | Stream
     plan: BridgePlan | None  # None where the budget leaves no room for bridges
     config: FitConfig  # of the bridges
     distil: FitConfig  # of the distillation
@@ -79,6 +85,8 @@ class CandidateTraining:
     labelled: bool  # whether validation can choose among temperatures
     quiet: bool
     say: Say
+    cache: Path | None = None  # where the members' outputs are kept
+    engine: Engine | None = None  # of several processes
 
     def run(self, source: Source, student: Callable[[], nn.Module]) -> list[Candidate]:
         """Train what `source` asks for; `student` makes the network that is distilled."""
@@ -169,31 +177,78 @@ class CandidateTraining:
         return None if self.run_dir is None else self.run_dir / name
 
     def _fit(self, methods: Mapping[str, AbstractMethod], configs: Mapping[str, FitConfig]) -> None:
-        """Train; where there are minutes, these decide the epochs and how long it may take at most."""
-        deadline, minutes, data, folder = None, self.minutes, self.data, self.run_dir
+        """Train; where there are minutes, these decide the length and how long it may take at most."""
+        folder, joint, timing = self.run_dir, JointTraining(methods), TimeSplit()
         same = set(configs.values()) == {self.config}
-        config = self.config if same else dict(configs)
-        if minutes is not None:
-            begun = _epochs_begun(folder)
-            epochs = begun or epochs_within(minutes, methods, data, config)
-            config = with_epochs(config, epochs)
-            length = f"{epochs:g} epochs on the {data.device}"
-            allowed = f"{minutes:g} minute{'' if minutes == 1 else 's'}"
-            if begun is None:
-                self.say(f"training for {length}, about {allowed}")
-            else:
-                self.say(f"resuming a training of {length}, for {allowed} at most")
-            deadline = time.monotonic() + 60 * SLACK * minutes
-        first = config if isinstance(config, FitConfig) else next(iter(config.values()))
-        if warning := few_steps(first.total_steps(len(data)), minutes, first.epochs):
+        config: Configs = self.config if same else dict(configs)
+        data, deadline = self._prepared(joint), None
+        if self.minutes is not None:
+            config = self._sized(methods, data, config, self.minutes)
+            deadline = time.monotonic() + 60 * SLACK * self.minutes
+        shared = shared_config(joint, config)
+        total = total_steps(shared, data)
+        if warning := few_steps(total, self.minutes, shared.epochs):
             self.say(warning)
         with progress_bars(self.quiet) as bars:
-            progress = count_steps(bars.stage("training", first.total_steps(len(data))))
+            progress = count_steps(bars.stage("training", total))
             try:
-                fit(JointTraining(methods), data, config, folder, progress, deadline=deadline)
+                fit(
+                    joint,
+                    data,
+                    config,
+                    folder,
+                    progress,
+                    deadline=deadline,
+                    engine=self.engine,
+                    timing=timing,
+                )
             except TimeBudgetExceeded as late:
                 remedy = "give more max_minutes" if folder is None else "repeat the call to resume"
                 self.say(f"time is up and {late}, so that the model is as trained so far; {remedy}")
+        if timing.seconds["total"]:
+            self.say(f"of the training's time: {timing}")
+
+    def _prepared(self, joint: JointTraining) -> TrainData:
+        """The data, counted where epochs are asked of a stream, or with the members' outputs beside it."""
+        data = self.data
+        if isinstance(data, Stream) and data.length is None and self.minutes is None:
+            self.say(
+                f"{data.name} does not say how many examples it has, so they are counted in one pass before "
+                "training; max_minutes in place of epochs needs none"
+            )
+            with progress_bars(self.quiet) as bars:
+                data = data.counted(bars.stage("counting", 0, "images"))
+            data = self.engine.with_length(data) if self.engine else data
+        if self.cache is None:
+            return data
+        with progress_bars(self.quiet) as bars:
+            images = length_of(data) * len(self.ensemble)
+            return cache_outputs(
+                data, list(joint.teachers()), self.cache, bars.stage("teachers", images, "images")
+            )
+
+    def _sized(
+        self, methods: Mapping[str, AbstractMethod], data: TrainData, config: Configs, minutes: float
+    ) -> Configs:
+        """The configuration of a length that fits into the minutes, or that a run was begun with."""
+        begun = self.engine.broadcast(self._begun) if self.engine else self._begun()
+        unknown = isinstance(data, Stream) and data.length is None
+        if begun is not None:
+            epochs, steps = begun
+        elif unknown:
+            epochs, steps = 1.0, steps_within(minutes, methods, data, config, self.engine)
+        else:
+            epochs, steps = epochs_within(minutes, methods, data, config, self.engine), None
+        length = f"{epochs:g} epochs" if steps is None else f"{steps:,} steps"
+        allowed = f"{minutes:g} minute{'' if minutes == 1 else 's'}"
+        if begun is None:
+            self.say(f"training for {length} on the {device_of_data(data)}, about {allowed}")
+        else:
+            self.say(f"resuming a training of {length} on the {device_of_data(data)}, for {allowed} at most")
+        return with_epochs(config, epochs) if steps is None else with_steps(config, steps)
+
+    def _begun(self) -> tuple[float, int | None] | None:
+        return _length_begun(self.run_dir)
 
 
 def few_steps(steps: int, minutes: float | None, epochs: float) -> str | None:
@@ -239,8 +294,8 @@ def _reset(score: nn.Module, seed: int) -> nn.Module:
     return score
 
 
-def _epochs_begun(folder: Path | None) -> float | None:
-    """The length of a run that was begun in a folder, so that it can resume; None where there is none."""
+def _length_begun(folder: Path | None) -> tuple[float, int | None] | None:
+    """The epochs, or the steps, of a run that was begun in a folder; None where there is none."""
     config = None if folder is None else folder / "config.json"
     if config is None or not config.exists():
         return None
@@ -248,6 +303,6 @@ def _epochs_begun(folder: Path | None) -> float | None:
         settings = read_json(config)["fit"]
         if "epochs" not in settings:  # a configuration for each method, all of the same length
             settings = next(iter(settings.values()))
-        return float(settings["epochs"])
+        return float(settings["epochs"]), settings.get("steps")
     except (KeyError, TypeError, AttributeError, StopIteration, OverflowError) as error:
         raise ValueError(f"{config} is not of a run of compress; choose another folder") from error

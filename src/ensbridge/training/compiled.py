@@ -18,16 +18,20 @@ from torch import Tensor, nn
 
 from ensbridge.methods.base import Batch, JointTraining, Runner
 from ensbridge.models.features import FeatureExtractor
-from ensbridge.training.step import AbstractStep, draw_batch, in_precision, step_seed, total_loss
-from ensbridge.utils.inputs import Inputs, map_inputs, tensors_of
+from ensbridge.training.batches import AbstractBatches, Inputs, MemoryBatches
+from ensbridge.training.step import AbstractStep, augmented, in_precision, step_seed, total_loss
+from ensbridge.training.timing import TimeSplit, synchronize
+from ensbridge.utils.inputs import Inputs as NetworkInputs
+from ensbridge.utils.inputs import map_inputs, tensors_of
 
 Result = TypeVar("Result")
+TIMED = 3  # passes of the teachers
 
 
 class Fetched(NamedTuple):
     """A batch and the teachers' outputs for it."""
 
-    images: Inputs
+    images: NetworkInputs
     labels: Tensor | None
     outputs: Mapping[nn.Module, tuple[Tensor, ...]]  # each network's logits, then its features
 
@@ -62,12 +66,12 @@ class CompiledStep(AbstractStep):
     def bf16(self) -> bool:
         """Whether networks run in bf16: on a GPU unless the configuration says otherwise."""
         wanted = self.config.precision
-        return wanted == "bfloat16" or (wanted == "auto" and self.data.device.type == "cuda")
+        return wanted == "bfloat16" or (wanted == "auto" and self.batches.device.type == "cuda")
 
     def prepare(self) -> None:
         """Compile, and run to see that it works."""
-        device = self.data.device
-        self.indices = self.config.indices(len(self.data), 0).to(device)
+        device = self.batches.device
+        self.feed = _feed(self.batches)
         self.decays = [torch.zeros((), device=device) for _ in self.average.rules]
         self.refused = torch.zeros((), device=device)
         self.sums: dict[str, Tensor] = {}
@@ -79,6 +83,7 @@ class CompiledStep(AbstractStep):
         self.held_step = -1
         self.record()
         self._read_sums()
+        self._time_teachers()
 
     def compile(self) -> None:
         """Have the networks compiled when they run first."""
@@ -88,6 +93,8 @@ class CompiledStep(AbstractStep):
             network.compile(dynamic=False)
         self.runners: dict[nn.Module, Runner] = {}
         for network, features in self.feature_names.items():
+            if network in self.batches.known:
+                continue
             teacher = in_bf16(network) if self.bf16 else copy.deepcopy(network)
             self.runners[network] = torch.compile(FeatureExtractor(teacher, *features), dynamic=False)
 
@@ -98,25 +105,29 @@ class CompiledStep(AbstractStep):
 
     def run(self, start: int, stop: int) -> dict[str, float]:
         """Run a span of steps and read their losses once."""
-        indices = torch.stack([self.config.indices(len(self.data), step) for step in range(start, stop + 1)])
-        indices = indices.to(self.indices.device)
-        if self.held_step != start:
-            self._draw_next(start, indices[0])
-            self.hold(self.fetch())
-        for step in range(start, stop):
-            self.generator.set_state(self.drawing.get_state())
-            self._draw_next(step + 1, indices[step + 1 - start])
-            self.optimizers.set_rates(step)
-            for decay, value in zip(self.decays, self.average.decays(step), strict=True):
-                decay.fill_(value)
-            self.launch()
-        self.held_step = stop
-        sums, refused = self._read_sums()
+        with self.timing.measure("total"):
+            sums, refused = self._run(start, stop)
+        self.timing.seconds["teachers"] += self.teachers_time * (stop - start)
         if refused:
             wrong = [name for name, value in sums.items() if name != "loss" and not math.isfinite(value)]
             named = f" of {', '.join(wrong)}" if wrong else ""
             raise self.refusal(f"the loss{named} or a gradient is not finite at steps {start + 1} to {stop}")
         return sums
+
+    def _run(self, start: int, stop: int) -> tuple[dict[str, float], float]:
+        self.feed.begin_span(start, stop)
+        if self.held_step != start:
+            self._draw_next(start)
+            self.hold(self.fetch())
+        for step in range(start, stop):
+            self.generator.set_state(self.drawing.get_state())
+            self._draw_next(step + 1)
+            self.optimizers.set_rates(step)
+            for decay, value in zip(self.decays, self.average.decays(step), strict=True):
+                decay.fill_(value)
+            self.launch()
+        self.held_step = stop
+        return self._read_sums()
 
     def close(self) -> None:
         """Restore the networks and the optimisers as they were."""
@@ -147,13 +158,15 @@ class CompiledStep(AbstractStep):
         self.hold(fetched)
 
     def fetch(self) -> Fetched:
-        """The batch of the images at `indices`, with the teachers' outputs."""
-        batch = draw_batch(self.data, self.config, self.indices, self.drawing, self.feature_names)
+        """The batch that the feed holds, with the teachers' outputs."""
+        inputs = self.feed.take()
+        batch = augmented(inputs, self.config, self.drawing, self.feature_names)
         with torch.no_grad(), in_precision(batch.images, self.bf16):
             passes = [lambda run=run: run(batch.images) for run in self.runners.values()]
             outputs = self.teaching.start(passes)
         self.teaching.join()
-        return Fetched(batch.images, batch.labels, dict(zip(self.runners, outputs, strict=True)))
+        known = {**inputs.outputs, **dict(zip(self.runners, outputs, strict=True))}
+        return Fetched(batch.images, batch.labels, known)
 
     def hold(self, fetched: Fetched) -> None:
         """Make this the batch of the next step."""
@@ -172,10 +185,21 @@ class CompiledStep(AbstractStep):
         self.training.join()
         return dict(zip(methods, losses, strict=True))
 
-    def _draw_next(self, step: int, indices: Tensor) -> None:
-        """Have the next batch be that of a step."""
-        self.indices.copy_(indices)
+    def _draw_next(self, step: int) -> None:
+        """Have the next batch be that of a step; after the last step there is none."""
+        if step < self.optimizers.total:
+            with self.timing.measure("data"):
+                self.feed.put(step)
         self.drawing.manual_seed(step_seed(self.config, step))
+
+    def _time_teachers(self) -> None:
+        """Measure the teachers' passes by themselves, as they run beside the training later."""
+        device, trial = self.batches.device, TimeSplit()
+        with trial.measure("teachers", device):
+            for _ in range(TIMED):
+                self.fetch()
+        self.teachers_time = trial.seconds["teachers"] / TIMED
+        synchronize(device)
 
     def _read_sums(self) -> tuple[dict[str, float], float]:
         """The losses' sums and how many steps were refused since the last call."""
@@ -210,6 +234,57 @@ class CapturedStep(CompiledStep):
             waiting.graphsafe_set_state(waiting.clone_state())
             raise RuntimeError(f"a capture failed: {error.__context__ or error}") from error
         self.launch = graph.replay
+
+
+class _IndexFeed:
+    """Images that are on the device already: what changes from step to step is their indices."""
+
+    def __init__(self, batches: MemoryBatches) -> None:
+        self.batches = batches
+        self.indices = batches.indices(batches.start).to(batches.device)
+
+    def begin_span(self, start: int, stop: int) -> None:
+        """Bring the indices of a span, and of the step after it, to the device at once."""
+        self.begin = start
+        span = torch.stack([self.batches.indices(step) for step in range(start, stop + 1)])
+        self.span = span.to(self.indices.device)
+
+    def put(self, step: int) -> None:
+        """Hold the indices of a step."""
+        self.indices.copy_(self.span[step - self.begin])
+
+    def take(self) -> Inputs:
+        """The images at the indices."""
+        return Inputs(*self.batches.data.batch(self.indices))
+
+
+class _CopyFeed:
+    """Batches that come from elsewhere into memory that stays, as a captured step needs it."""
+
+    def __init__(self, batches: AbstractBatches) -> None:
+        self.batches, self.held = batches, batches.read(batches.start).clone()
+
+    def begin_span(self, start: int, stop: int) -> None:
+        """Nothing is known before it is read."""
+
+    def put(self, step: int) -> None:
+        """Hold the batch of a step."""
+        for mine, new in zip(self.held.tensors(), self.batches.read(step).tensors(), strict=True):
+            if mine.shape != new.shape:
+                raise ValueError(
+                    f"a batch has the shape {tuple(new.shape)} after {tuple(mine.shape)}; compiled steps "
+                    "need all alike, so ask for step='eager'"
+                )
+            mine.copy_(new, non_blocking=True)
+
+    def take(self) -> Inputs:
+        """The batch that was put last."""
+        return self.held
+
+
+def _feed(batches: AbstractBatches) -> _IndexFeed | _CopyFeed:
+    """What holds the inputs of the next step."""
+    return _IndexFeed(batches) if isinstance(batches, MemoryBatches) else _CopyFeed(batches)
 
 
 class _Streams:

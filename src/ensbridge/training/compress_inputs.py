@@ -127,12 +127,13 @@ def pixel_range(data: ImageSet) -> tuple[float, float]:
     return float(low) / scale, float(high) / scale
 
 
-def copy_of(source: nn.Module) -> nn.Module | None:
-    """A copy of the source that is part of what is returned; None where it cannot be copied."""
+def copy_of(source: nn.Module, say: Callable[[str], None]) -> nn.Module:
+    """A copy of the source that is part of what is returned; the source itself where it cannot be copied."""
     try:
         return copy.deepcopy(source)
-    except Exception:  # whatever a network keeps that cannot be copied
-        return None
+    except Exception as error:  # whatever a network keeps that cannot be copied
+        say(f"the first member cannot be copied ({one_line(error)}), so that the result shares it with you")
+        return source
 
 
 def student_of(

@@ -22,6 +22,7 @@ MOST = {
     "checkpoint_every": 10**9,
     "log_every": 10**9,
 }
+MOST_STEPS = 10**9
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -50,6 +51,7 @@ class FitConfig:
     seed: int = 0
     checkpoint_every: int = 200
     log_every: int = 20
+    steps: int | None = None  # in place of epochs, where nobody knows how many images there are
 
     def __post_init__(self) -> None:
         if self.optimizer not in ("adam", "sgd"):
@@ -67,6 +69,8 @@ class FitConfig:
         for name in ("momentum", "weight_decay", "warmup_steps", "warmup_lr"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.steps is not None and (type(self.steps) is not int or not 0 < self.steps <= MOST_STEPS):
+            raise ValueError(f"steps is {self.steps!r}; it must be a whole number from 1 to {MOST_STEPS:,}")
         for name in ("epochs", "batch_size", "lr", "checkpoint_every", "log_every"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
@@ -78,11 +82,13 @@ class FitConfig:
         >>> one.other_batches(FitConfig(epochs=1, batch_size=3, lr=0.2))
         'batch_size'
         """
-        names = ("epochs", "batch_size", "augment", "seed", "seeds")
+        names = ("epochs", "steps", "batch_size", "augment", "seed", "seeds")
         return next((name for name in names if getattr(self, name, ()) != getattr(other, name, ())), None)
 
     def total_steps(self, images: int) -> int:
         """How many steps a set of so many images is trained for."""
+        if self.steps is not None:
+            return self.steps
         return max(1, round(self.epochs * images / self.batch_size))
 
     def lr_at(self, step: int, total: int) -> float:
@@ -150,6 +156,8 @@ def describe_config(config: FitConfig) -> dict[str, Any]:
     del described["checkpoint_every"], described["log_every"]
     if not config.augment.cutmix:
         del described["augment"]["cutmix"]
+    if config.steps is None:
+        del described["steps"]
     return described
 
 

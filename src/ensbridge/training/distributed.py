@@ -5,20 +5,24 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.data import DataLoader
 
 from ensbridge.data.examples import ExampleSet
+from ensbridge.data.stream import Stream, is_map_style
 
 TIMEOUT = timedelta(minutes=10)  # for an answer inside one operation; waits for long work have no end
 Losses = Callable[[], dict[str, Tensor]]
@@ -73,6 +77,14 @@ def join() -> Engine | None:
 
 
 @contextmanager
+def errors_shared() -> Iterator[None]:
+    """Where an error of one process, if there are several, ends all of them."""
+    engine = join()
+    with engine.together() if engine else nullcontext():
+        yield
+
+
+@contextmanager
 def rank_zero_only() -> Iterator[bool]:
     """Whether this process is the one that prints; of an error all processes together print one sentence."""
     world = find_world()
@@ -116,10 +128,7 @@ class Engine:
         if self._fabric:
             return self.device
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        group = distributed.PrefixStore("group", self._store)
-        distributed.init_process_group(
-            backend, store=group, rank=world.rank, world_size=world.size, timeout=TIMEOUT
-        )
+        logging.getLogger(fabric.__name__).setLevel(logging.WARNING)  # one voice, which is not Fabric's
         atexit.register(_leave)
         # Gradients of convolutions of one channel; it costs nothing here.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -131,7 +140,7 @@ class Engine:
             accelerator=device.type,
             devices=world.local_size,
             num_nodes=world.size // world.local_size,
-            strategy=strategies.DDPStrategy(),
+            strategy=strategies.DDPStrategy(process_group_backend=backend, timeout=TIMEOUT),
             plugins=[environments.TorchElasticEnvironment()],
         )
         self._fabric.launch()
@@ -155,6 +164,34 @@ class Engine:
         total = tensor.to(self.device)
         distributed.all_reduce(total)  # Fabric's own waits at a barrier before each
         return total
+
+    def shard(self, stream: Stream) -> Stream:
+        """A stream that gives this process its part, where that can be had without reading the rest.
+
+        Otherwise its reader takes every so many-th entry. A Dataset is read by index, so needs none of it.
+        """
+        if stream.sharded or stream.is_indexed:
+            return stream
+        data = stream.data
+        if isinstance(data, DataLoader) and is_map_style(data.dataset):
+            loader = self._fabric.setup_dataloaders(data, move_to_device=False)
+            return replace(stream, data=loader, sharded=True)
+        if type(data).__module__.startswith("datasets."):
+            split = import_module("datasets.distributed").split_dataset_by_node
+            return replace(stream, data=split(data, self.rank, self.size), sharded=True)
+        return stream
+
+    def with_length(self, stream: Stream) -> Stream:
+        """A stream whose length is that of all processes' parts, where each has one of its own."""
+        if not stream.sharded or stream.length is None:
+            return stream
+        return replace(stream, length=int(self.sum(torch.tensor(float(stream.length)))))
+
+    def gather(self, text: str) -> list[str]:
+        """What every process says, in the order of their ranks."""
+        texts: list[Any] = [None] * self.size
+        distributed.all_gather_object(texts, text)
+        return texts
 
     def any(self, here: bool) -> bool:
         """Whether something holds in any process."""

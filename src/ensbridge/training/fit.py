@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import dataclass
@@ -13,15 +14,19 @@ from torch import Tensor
 
 from ensbridge.data.examples import ExampleSet
 from ensbridge.data.loader import as_examples
+from ensbridge.data.stream import Stream
 from ensbridge.methods.base import AbstractTrainable, Batch, feature_names_of
+from ensbridge.training.batches import AbstractBatches, TrainData, device_of_data, open_batches, total_steps
 from ensbridge.training.checkpoint import Checkpoint, RunFolder, checkpoint_path
 from ensbridge.training.config import FitConfig, describe_config
 from ensbridge.training.distributed import Engine
 from ensbridge.training.ema import Average
 from ensbridge.training.optimizers import Configs, Optimizers, shared_config
+from ensbridge.training.output_cache import CachedData
 from ensbridge.training.state import State, max_bytes, read_step, trained_weights
 from ensbridge.training.step import AbstractStep, EagerStep
 from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
+from ensbridge.training.timing import TimeSplit
 from ensbridge.utils.progress import StepCallback
 
 
@@ -44,7 +49,7 @@ class FitResult:
 
 def fit(
     method: AbstractTrainable,
-    train: ExampleSet | Tensor | tuple[Any, Tensor],
+    train: TrainData | Tensor | tuple[Any, Tensor],
     config: Configs,
     run_dir: Path | str | None = None,
     progress: StepCallback | None = None,
@@ -52,6 +57,7 @@ def fit(
     step: StepKind | None = None,
     deadline: float | None = None,
     engine: Engine | None = None,
+    timing: TimeSplit | None = None,
 ) -> FitResult:
     """Train a method's student in place; a folder that holds a part of the run is resumed.
 
@@ -65,7 +71,8 @@ def fit(
     `deadline`, a moment of `time.monotonic()`, one more is written and `TimeBudgetExceeded` is raised; the
     student is then left as it would be at the end of training, with its averaged weights.
     With an `engine` this process is one of several that train the same student: each takes its slice of
-    every batch, steps are eager, and the first process keeps the folder.
+    every batch, or its part of a stream, steps are eager, and the first process keeps the folder. `timing`
+    is told where the time goes.
 
     >>> from ensbridge.methods import DeepEnsemble
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -74,15 +81,16 @@ def fit(
     >>> fit(DeepEnsemble([net]), data, FitConfig(epochs=4, batch_size=8, lr=0.1)).steps
     16
     """
-    data, shared = as_examples(train), shared_config(method, config)
-    total = shared.total_steps(len(data))
+    data = train if isinstance(train, Stream | CachedData) else as_examples(train)
+    shared, device = shared_config(method, config), device_of_data(data)
+    total = total_steps(shared, data)
     _try_teachers(method, data)
-    kinds = step_kinds(step, data.device) if engine is None else _only_eager(step)
+    kinds = step_kinds(step, device) if engine is None else _only_eager(step)
     student = method.student.train()
     described = _describe(method, data, config) if engine or run_dir is not None else {}
     if engine:
         engine.begin(student, described)
-    optimizers = Optimizers(method, config, total, captured=data.device.type == "cuda")
+    optimizers = Optimizers(method, config, total, captured=device.type == "cuda")
     average = Average(student, method.averages())
     state = State(student, optimizers, average)
     folder: RunFolder | None = None
@@ -97,13 +105,14 @@ def fit(
         state.load_counts(checkpoint)
     if folder:
         folder.rewind_log(state.step)
-    run = _Run(shared, total, state, folder, run_dir, progress, deadline, engine)
     begun = state.step
     stepper: AbstractStep | None = None
+    batches: AbstractBatches | None = None
     try:
         with torch.enable_grad():  # wherever it is called
             if begun < total:
-                parts = method, data, shared, optimizers, average
+                batches = open_batches(data, shared, begun, _position(checkpoint, engine), engine)
+                parts = method, data, shared, optimizers, average, batches, timing or TimeSplit()
                 if engine:
                     stepper = EagerStep(*parts, engine=engine)
                     stepper.prepare()
@@ -111,10 +120,13 @@ def fit(
                     stepper = steps_that_work(kinds, parts, state.snapshot())
             if checkpoint:
                 state.load(checkpoint.tensors)
+            run = _Run(shared, total, state, folder, run_dir, progress, deadline, engine, batches)
             loss = run.go(stepper)
     finally:
         if stepper:
             stepper.close()
+        if batches:
+            batches.close()
         student.eval()
     if engine:
         engine.wait()  # for the last checkpoint
@@ -134,6 +146,7 @@ class _Run:
     progress: StepCallback | None
     deadline: float | None
     engine: Engine | None
+    batches: AbstractBatches | None
 
     def go(self, stepper: AbstractStep | None) -> float:
         """Take all steps that are left; the mean loss since the last log line, nan where there were none."""
@@ -158,14 +171,27 @@ class _Run:
                 self.folder.log(line | ({"losses": state.means()} if len(state.sums) > 1 else {}))
             state.reset_losses()
         late = self._is_late(stop)
-        if self.folder and (late or last or stop % config.checkpoint_every == 0 or self.folder.is_due()):
-            state.save(self.folder)
+        due = (
+            late or last or stop % config.checkpoint_every == 0 or bool(self.folder and self.folder.is_due())
+        )
+        if self.run_dir is not None and (more := self._positions(stop, due)) is not None and self.folder:
+            state.save(self.folder, more)
         if late:
             state.swap_in_ema()
             if self.engine:
                 self.engine.wait()  # for the checkpoint
             where = "it" if self.run_dir is None else Path(self.run_dir)
             raise TimeBudgetExceeded(f"{where} is at step {stop} of {self.total}")
+
+    def _positions(self, stop: int, due: bool) -> dict[str, str] | None:
+        """Where each process is in its stream, if a checkpoint is due; it is the first that knows."""
+        position = self.batches.position(stop) if self.batches else None
+        if position is None:  # the step says it all
+            return {} if due else None
+        if self.engine is None:
+            return {"stream": json.dumps([position])} if due else None
+        due = self.engine.any(due)
+        return {"stream": json.dumps(self.engine.gather(position))} if due else None
 
     def _is_late(self, stop: int) -> bool:
         if self.deadline is None:
@@ -183,7 +209,7 @@ def load_trained(
 ) -> None:
     """Load the weights that `fit` left in a folder; where it is not finished, raises `IncompleteRun`."""
     data = as_examples(train)
-    total = shared_config(method, config).total_steps(len(data))
+    total = total_steps(shared_config(method, config), data)
     student = method.student
     weights = Average(student, method.averages())
 
@@ -212,9 +238,23 @@ def _only_eager(wish: StepKind | None) -> tuple[StepKind]:
     return ("eager",)
 
 
-def _try_teachers(method: AbstractTrainable, data: ExampleSet) -> None:
+def _position(checkpoint: Checkpoint | None, engine: Engine | None) -> str | None:
+    """This process's place in its stream, as a checkpoint has it; without one the pass begins anew."""
+    try:
+        positions = json.loads(checkpoint.metadata["stream"]) if checkpoint else []
+    except (KeyError, ValueError, RecursionError):
+        return None
+    rank, size = (engine.rank, engine.size) if engine else (0, 1)
+    return positions[rank] if isinstance(positions, list) and len(positions) == size else None
+
+
+def _try_teachers(method: AbstractTrainable, data: TrainData) -> None:
     """Run one image through the teachers: what cannot work says so before anything is written."""
-    image = data.batch(torch.zeros(1, dtype=torch.long, device=data.device))[0]
+    if isinstance(data, CachedData):
+        data.check(list(method.teachers()))
+        return
+    sample = data.sample(1) if isinstance(data, Stream) else data
+    image = sample.batch(torch.zeros(1, dtype=torch.long, device=sample.device))[0]
     feature_names, trained = feature_names_of(method.teachers()), set(method.student.modules())
     for network in feature_names:
         if trained & set(network.modules()):
@@ -230,7 +270,7 @@ def _next_marks(config: FitConfig, step: int) -> tuple[int, ...]:
     return tuple(step - step % every + every for every in (config.log_every, config.checkpoint_every))
 
 
-def _describe(method: AbstractTrainable, data: ExampleSet, config: Configs) -> dict[str, object]:
+def _describe(method: AbstractTrainable, data: TrainData, config: Configs) -> dict[str, object]:
     """What makes a run this run; how often it is saved and logged does not."""
     if isinstance(config, FitConfig):
         fit_config: dict[str, object] = describe_config(config)

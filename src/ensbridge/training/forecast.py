@@ -9,9 +9,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ensbridge.data.examples import ExampleSet
+from ensbridge.data.stream import Stream
 from ensbridge.methods.base import AbstractMethod, JointTraining
+from ensbridge.training.batches import TrainData, device_of_data
 from ensbridge.training.config import FitConfig
+from ensbridge.training.distributed import Engine
 from ensbridge.training.fit import fit
 from ensbridge.training.optimizers import Configs, shared_config
 
@@ -25,46 +27,84 @@ class _Enough(Exception):
 
 
 def epochs_within(
-    minutes: float, methods: Mapping[str, AbstractMethod], data: ExampleSet, config: Configs
+    minutes: float,
+    methods: Mapping[str, AbstractMethod],
+    data: TrainData,
+    config: Configs,
+    engine: Engine | None = None,
 ) -> float:
     """How many epochs of methods trained together fit into so many minutes; the students stay as they were.
 
     At least one step and at most 200 epochs. A trial of slow steps ends after a quarter of the time.
 
     >>> import torch
+    >>> from ensbridge.data import ImageSet
     >>> from ensbridge.methods import DeepEnsemble
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
-    >>> from ensbridge.data import ImageSet
     >>> data = ImageSet(torch.rand(8, 1, 2, 2), torch.arange(8) % 2)
     >>> epochs_within(1000, {"net": DeepEnsemble([net])}, data, FitConfig(epochs=1, batch_size=4, lr=0.1))
     200.0
     """
+    steps, batch_size = _steps_within(minutes, methods, data, config, engine)
+    length = data.length if isinstance(data, Stream) else len(data)
+    assert length
+    return float(f"{min(MOST_EPOCHS, steps * batch_size / length):.3g}")
+
+
+def steps_within(
+    minutes: float,
+    methods: Mapping[str, AbstractMethod],
+    data: TrainData,
+    config: Configs,
+    engine: Engine | None = None,
+) -> int:
+    """The same in steps, for streams of unknown length."""
+    return round(_steps_within(minutes, methods, data, config, engine)[0])
+
+
+def _steps_within(
+    minutes: float,
+    methods: Mapping[str, AbstractMethod],
+    data: TrainData,
+    config: Configs,
+    engine: Engine | None,
+) -> tuple[float, int]:
+    """How many steps fit, by a trial of a few, and of how many images."""
     together = JointTraining({name: copy.copy(method) for name, method in methods.items()})
     before = {name: tensor.clone() for name, tensor in together.student.state_dict().items()}
-    span = SPAN if data.device.type == "cuda" else 1  # the first warms caches, on a GPU it compiles
-    shared = shared_config(together, config)
-    few = with_epochs(config, (1 + MOST_TIMED) * span * shared.batch_size / len(data), log_every=span)
+    # The first warms caches, on a GPU it compiles.
+    span = SPAN if device_of_data(data).type == "cuda" and engine is None else 1
+    few = _with_length(config, steps=(1 + MOST_TIMED) * span, log_every=span)
     stamps: list[float] = [time.monotonic()]
 
     def stamp(*_: object) -> None:
         stamps.append(time.monotonic())
         passed = stamps[-1] - stamps[0]
-        if (len(stamps) > 2 and passed > 15 * minutes) or (
-            len(stamps) > 1 + TIMED and passed > 1.2 * minutes
-        ):
+        enough = passed > 15 * minutes if len(stamps) < 2 + TIMED else passed > 1.2 * minutes
+        enough = enough and len(stamps) > 2
+        if engine.any(enough) if engine else enough:
             raise _Enough
 
     with suppress(_Enough):
-        fit(together, data, few, progress=stamp)
+        fit(together, data, few, progress=stamp, engine=engine)
     together.student.load_state_dict(before)
     ready, step = stamps[1] - stamps[0], (stamps[-1] - stamps[1]) / (span * (len(stamps) - 2))
     seconds = max(60 * minutes - ready, 30 * minutes)  # it is made ready once more for the training itself
-    epochs = max(1.0, RESERVE * seconds / step) * shared.batch_size / len(data)
-    return float(f"{min(MOST_EPOCHS, epochs):.3g}")
+    steps = max(1.0, RESERVE * seconds / step)
+    return engine.broadcast(lambda: steps) if engine else steps, shared_config(together, config).batch_size
 
 
 def with_epochs(config: Configs, epochs: float, **changes: Any) -> Configs:
     """A configuration, or one for each method, of another length."""
+    return _with_length(config, epochs=epochs, **changes)
+
+
+def with_steps(config: Configs, steps: int) -> Configs:
+    """The same for a length in steps."""
+    return _with_length(config, steps=steps)
+
+
+def _with_length(config: Configs, **changes: Any) -> Configs:
     if isinstance(config, FitConfig):
-        return replace(config, epochs=epochs, **changes)
-    return {name: replace(part, epochs=epochs, **changes) for name, part in config.items()}
+        return replace(config, **changes)
+    return {name: replace(part, **changes) for name, part in config.items()}

@@ -60,8 +60,8 @@ def shard(batch: Batch, engine: Engine) -> tuple[Batch, ShardedRNG, float]:
     count = count_rows(batch.images)
     rows = engine.rows(count)
     labels = None if batch.labels is None else batch.labels[rows]
-    inputs = map_inputs(lambda tensor: tensor[rows].contiguous(), batch.images)
-    part = Batch(inputs, labels, batch.generator, batch.feature_names)
+    images = map_inputs(lambda tensor: tensor[rows].contiguous(), batch.images)
+    part = Batch(images, labels, batch.generator, batch.feature_names, batch.runners)
     return part, ShardedRNG(batch.generator, rows, count), (rows.stop - rows.start) / count
 
 

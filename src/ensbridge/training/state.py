@@ -73,10 +73,11 @@ class State:
         """Give the student its averaged weights."""
         self.student.load_state_dict({**self.student.state_dict(), **self.average.tensors})
 
-    def save(self, folder: RunFolder) -> None:
-        """Write a checkpoint."""
+    def save(self, folder: RunFolder, more: Mapping[str, str] | None = None) -> None:
+        """Write a checkpoint, with `more` in its metadata."""
         counts = {"step": self.step, "count": self.count, "sums": self.sums}
-        folder.save(self.step, self.tensors(), {name: json.dumps(value) for name, value in counts.items()})
+        metadata = {name: json.dumps(value) for name, value in counts.items()}
+        folder.save(self.step, self.tensors(), {**metadata, **(more or {})})
 
     def load_counts(self, checkpoint: Checkpoint) -> None:
         """Load a checkpoint's counts; one whose counts or tensors are not of this run is refused.

@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ensbridge.data.augment import augment_inputs
-from ensbridge.data.examples import ExampleSet
 from ensbridge.methods.base import AbstractTrainable, Batch, Runner, feature_names_of
+from ensbridge.models.features import forward_with_features
+from ensbridge.training.batches import AbstractBatches, Inputs, StreamedBatches, TrainData, open_batches
 from ensbridge.training.config import FitConfig, derive_seed
 from ensbridge.training.distributed import Engine, Losses
 from ensbridge.training.ema import Average
@@ -29,7 +31,11 @@ from ensbridge.training.sharding import (
     shard,
     wrap_trained,
 )
-from ensbridge.utils.inputs import Inputs, map_inputs, tensors_of
+from ensbridge.training.timing import TimeSplit
+from ensbridge.utils.inputs import Inputs as NetworkInputs
+from ensbridge.utils.inputs import map_inputs, tensors_of
+
+TIMED_EVERY = 20  # steps, where measuring has to wait for a GPU
 
 
 class AbstractStep(ABC):
@@ -40,13 +46,17 @@ class AbstractStep(ABC):
     def __init__(
         self,
         method: AbstractTrainable,
-        data: ExampleSet,
+        data: TrainData,
         config: FitConfig,
         optimizers: Optimizers,
         average: Average,
+        batches: AbstractBatches | None = None,
+        timing: TimeSplit | None = None,
     ) -> None:
         self.method, self.data, self.config = method, data, config
         self.optimizers, self.average = optimizers, average
+        self.batches = batches or open_batches(data, config)
+        self.timing = timing or TimeSplit()
         self.feature_names = feature_names_of(method.teachers())
 
     @abstractmethod
@@ -99,9 +109,9 @@ class EagerStep(AbstractStep):
         """Find, by a trial, the weights that get a gradient, where several processes average these."""
         if self.engine is None:
             return
-        check_batch_size(self.config.batch_size, self.engine, self.data.device)
+        check_batch_size(self.config.batch_size, self.engine, self.batches.device)
         buffers = self._buffers()
-        total_loss(self._losses(0)[0]()).backward()
+        total_loss(self._losses(self.batches.start)[0]()).backward()
         restore(buffers)
         self.call_losses = wrap_trained(self.engine, self.method.student)
         self.optimizers.zero_grad()
@@ -111,7 +121,18 @@ class EagerStep(AbstractStep):
 
     def run(self, start: int, stop: int) -> dict[str, float]:
         """Run a span of steps."""
-        return sum_losses(self._step(step) for step in range(start, stop))
+        return sum_losses(self._timed_step(step) for step in range(start, stop))
+
+    def _timed_step(self, step: int) -> dict[str, float]:
+        with self._measure("total", step):
+            return self._step(step)
+
+    def _measure(self, part: str, step: int) -> AbstractContextManager[None]:
+        """Time a part of a step; on a GPU, which has to be waited for, of one step among many."""
+        device = self.batches.device
+        if device.type == "cuda" and step % TIMED_EVERY:
+            return nullcontext()
+        return self.timing.measure(part, device)
 
     def _step(self, step: int) -> dict[str, float]:
         self.optimizers.set_rates(step)
@@ -135,12 +156,18 @@ class EagerStep(AbstractStep):
 
     def _losses(self, step: int) -> tuple[Losses, float]:
         """What computes the losses of a step, or of this process's slice of it, and the slice's share."""
-        device = self.data.device
-        generator = torch.Generator(device).manual_seed(step_seed(self.config, step))
-        indices = self.config.indices(len(self.data), step).to(device)
-        batch = draw_batch(self.data, self.config, indices, generator, self.feature_names)
-        draws, share = nullcontext(), 1.0
-        if self.engine:
+        with self._measure("data", step):
+            inputs = self.batches.read(step)
+        seed, share = step_seed(self.config, step), 1.0
+        streamed = isinstance(self.batches, StreamedBatches)
+        if self.engine and isinstance(self.batches, StreamedBatches):
+            # Each process has images, and draws, of its own.
+            seed = derive_seed(seed, "process", self.engine.rank) if self.engine.rank else seed
+            share = self.batches.rows / self.config.batch_size
+        generator = torch.Generator(self.batches.device).manual_seed(seed)
+        batch = augmented(inputs, self.config, generator, self.feature_names, self._runners(inputs, step))
+        draws = nullcontext()
+        if self.engine and not streamed:
             batch, draws, share = shard(batch, self.engine)
 
         def losses() -> dict[str, Tensor]:
@@ -148,6 +175,18 @@ class EagerStep(AbstractStep):
                 return self.method.losses(batch)
 
         return losses, share
+
+    def _runners(self, inputs: Inputs, step: int) -> dict[nn.Module, Runner]:
+        """Each teacher's pass, timed; what is known of it already needs none."""
+
+        def run(network: nn.Module, names: tuple[str, ...], images: Any) -> tuple[Tensor, ...]:
+            if network in inputs.outputs:
+                return inputs.outputs[network]
+            with self._measure("teachers", step):
+                # Each has images of its own: a network may well work in place.
+                return forward_with_features(network, map_inputs(torch.clone, images), *names)
+
+        return {network: partial(run, network, names) for network, names in self.feature_names.items()}
 
     def _buffers(self) -> Buffers:
         return [(buffer, buffer.clone()) for buffer in self.method.student.buffers()]
@@ -178,7 +217,7 @@ def restore(buffers: Buffers) -> None:
         buffer.copy_(before)
 
 
-def in_precision(images: Inputs, bf16: bool) -> torch.autocast | nullcontext[None]:
+def in_precision(images: NetworkInputs, bf16: bool) -> torch.autocast | nullcontext[None]:
     """Where networks run: under autocast to bf16, which keeps float32 where it matters, or as they are."""
     if not bf16:
         return nullcontext()
@@ -192,15 +231,13 @@ def step_seed(config: FitConfig, step: int) -> int:
     return derive_seed(config.seed, "step", step)
 
 
-def draw_batch(
-    data: ExampleSet,
+def augmented(
+    inputs: Inputs,
     config: FitConfig,
-    indices: Tensor,
     generator: torch.Generator,
     feature_names: Mapping[nn.Module, tuple[str, ...]],
     runners: Mapping[nn.Module, Runner] | None = None,
 ) -> Batch:
-    """The augmented batch of the images at `indices`."""
-    images, labels = data.batch(indices)
-    images = map_inputs(Tensor.contiguous, augment_inputs(config.augment, images, generator))
-    return Batch(images, labels, generator, feature_names, runners or {})
+    """The batch of a step, augmented."""
+    images = map_inputs(Tensor.contiguous, augment_inputs(config.augment, inputs.images, generator))
+    return Batch(images, inputs.labels, generator, feature_names, runners or {})

@@ -8,16 +8,18 @@ from typing import Literal, get_args
 
 import torch
 
-from ensbridge.data.examples import ExampleSet
 from ensbridge.methods.base import AbstractTrainable
+from ensbridge.training.batches import AbstractBatches, TrainData
 from ensbridge.training.compiled import CapturedStep, CompiledStep
 from ensbridge.training.config import FitConfig
 from ensbridge.training.ema import Average
 from ensbridge.training.optimizers import Optimizers
 from ensbridge.training.step import AbstractStep, EagerStep
+from ensbridge.training.timing import TimeSplit
 
 StepKind = Literal["captured", "compiled", "eager"]
-Parts = tuple[AbstractTrainable, ExampleSet, FitConfig, Optimizers, Average]  # what a step is made of
+# What a step is made of.
+Parts = tuple[AbstractTrainable, TrainData, FitConfig, Optimizers, Average, AbstractBatches, TimeSplit]
 
 STEPS: dict[StepKind, type[AbstractStep]] = {
     "captured": CapturedStep,

@@ -11,8 +11,14 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "report": ("jinja2", "matplotlib"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "corruptions": ("scipy",),
+    "serve": ("fastapi", "uvicorn", "prometheus_client", "python_multipart"),
 }
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "Pillow"}  # whose name is not that of the import
+DISTRIBUTIONS = {  # whose name is not that of the import
+    "sklearn": "scikit-learn",
+    "PIL": "Pillow",
+    "prometheus_client": "prometheus-client",
+    "python_multipart": "python-multipart",
+}
 
 
 def missing(*extras: str) -> str:

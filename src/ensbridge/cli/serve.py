@@ -1,0 +1,110 @@
+"""Saved models behind HTTP: serve."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from ensbridge.cli.base import app, tell
+from ensbridge.cli.models import Allow, Device, ImageShape, allowed, numbers
+from ensbridge.utils.extras import need
+
+
+@app.command()
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL…",
+            help="Models, each a folder that FastEnsemble.save wrote, zoo:cifar10 or hf:user/name; "
+            "name=MODEL gives it a name, which is the folder's otherwise.",
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 is every address.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="NUMBER", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ENSBRIDGE_TOKEN",
+            show_envvar=True,
+            metavar="TOKEN",
+            help="Bearer token that every request must send; other users of the machine can see it in the "
+            "command, so set the variable.",
+        ),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="eager, compiled, cuda-graph or onnxruntime.")
+    ] = "eager",
+    device: Device = "cpu",
+    threads: Annotated[
+        int | None,
+        typer.Option(metavar="COUNT", min=1, help="Threads of a model; by default all cores but one."),
+    ] = None,
+    members: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]PATH",
+            help="A member of the true ensemble, shown beside the model: a file of weights for the source's "
+            "architecture, or a saved model whose source it is. May be repeated.",
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="IMAGES", help="Most images that run together.")] = 16,
+    wait_ms: Annotated[
+        float, typer.Option(metavar="MS", help="How long the first of a batch waits for others.")
+    ] = 2.0,
+    queue: Annotated[int, typer.Option(metavar="IMAGES", help="That may wait; more get a 429.")] = 512,
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="For a request, below 9.")] = 8.0,
+    image_shape: ImageShape = None,
+    mean: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="As of predict, for image files only.")
+    ] = None,
+    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="As of predict.")] = None,
+    allow: Allow = None,
+) -> None:
+    """Serve models over HTTP.
+
+    With the Open Inference Protocol v2 for Triton's and KServe's clients, POST /v1/predict for image files,
+    /metrics for Prometheus, and a page at /. Requests are batched over a few milliseconds. Send SIGHUP to
+    load all models again, SIGTERM to answer what was accepted and end within 10 seconds.
+
+    Example: ensbridge serve zoo:cifar10 --port 8000
+    """
+    need("serve")
+    import torch
+
+    from ensbridge.deploy.export import parse_shape
+    from ensbridge.deploy.serve.backends import check_backend
+    from ensbridge.deploy.serve.limits import Limits
+    from ensbridge.deploy.serve.run import address, bind
+    from ensbridge.deploy.serve.run import serve as run
+    from ensbridge.deploy.serve.served import Registry, Settings, parse_specs
+    from ensbridge.utils.devices import find_device
+
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
+        raise ValueError("the token is empty or holds what a header cannot; give letters and digits")
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, torch.get_num_threads() - 1)  # one core is left for the requests themselves
+    if threads is not None:
+        torch.set_num_threads(threads)
+    chosen = find_device(device)
+    check_backend(backend, chosen)
+    settings = Settings(
+        backend=backend,  # type: ignore[arg-type]
+        device=chosen,
+        limits=Limits(batch=batch, wait_ms=wait_ms, queue=queue, seconds=seconds),
+        image_shape=None if image_shape is None else parse_shape(image_shape),
+        mean=numbers("mean", mean),
+        std=numbers("std", std),
+        allow=allowed(allow),
+    )
+    specs = parse_specs(models, members or ())
+    taken = bind(host, port)
+    registry = Registry(specs, settings)
+    if token is None and not taken.getsockname()[0].startswith(("127.", "::1")):
+        tell("anyone who reaches this address can use it; set ENSBRIDGE_TOKEN to ask for a token")
+    line = f"serving {', '.join(registry.models)} on {address(taken)} (backend {backend})"
+    run(registry, taken, token, ready=lambda: print(line, flush=True))

@@ -1,0 +1,78 @@
+"""What `/metrics` tells Prometheus. Each server has a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """The server's counters."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "ensbridge_requests", "Answered requests", ["route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "ensbridge_request_seconds",
+            "From a request's first byte to its answer",
+            ["route"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.images = Counter(
+            "ensbridge_images", "Images that were predicted", ["model"], registry=self.registry
+        )
+        self.batches = Histogram(
+            "ensbridge_batch_images", "Images in a batch", ["model"], buckets=IMAGES, registry=self.registry
+        )
+        self.reloads = Counter(
+            "ensbridge_reloads",
+            "Times a model was loaded again",
+            ["model", "success"],
+            registry=self.registry,
+        )
+        self.bodies = Gauge(
+            "ensbridge_body_bytes", "Bytes of requests that are read or waiting", registry=self.registry
+        )
+        ProcessCollector(registry=self.registry)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        self.requests.labels(route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+
+    def batch(self, model: str, images: int) -> None:
+        """Count a batch."""
+        self.images.labels(model).inc(images)
+        self.batches.labels(model).observe(images)
+
+    def reloaded(self, model: str, success: bool) -> None:
+        """Count a reload."""
+        self.reloads.labels(model, str(success).lower()).inc()
+
+    def watch_queues(self, waiting: Callable[[], dict[str, int]]) -> None:
+        """Show the images that wait for each model."""
+        self.registry.register(_Queues(waiting))
+
+    def text(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _Queues:
+    def __init__(self, waiting: Callable[[], dict[str, int]]) -> None:
+        self.waiting = waiting
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """The gauges of the moment."""
+        family = GaugeMetricFamily("ensbridge_queue_images", "Images that wait", labels=["model"])
+        for model, images in self.waiting().items():
+            family.add_metric([model], images)
+        yield family

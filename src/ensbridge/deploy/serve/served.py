@@ -1,0 +1,261 @@
+"""A loaded model and what it needs to be served, and all models of a server by name."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ensbridge.bridge.bridge import Bridge
+from ensbridge.deploy.batch import Pixels
+from ensbridge.deploy.export import image_like
+from ensbridge.deploy.saving import load
+from ensbridge.deploy.saving.folder import CARD
+from ensbridge.deploy.saving.places import find_model
+from ensbridge.deploy.serve.backends import Backend, Run, build_backend, check_backend, is_random
+from ensbridge.deploy.serve.batching import Batcher, Outputs, Worker
+from ensbridge.deploy.serve.limits import Limits, Refused
+from ensbridge.metrics.cost import count_macs, count_params
+from ensbridge.models.ensemble import Ensemble
+from ensbridge.models.fast_ensemble import FastEnsemble, call_bridge
+from ensbridge.models.stored_network import load_weights
+from ensbridge.utils.files import MOST_JSON, read_file
+from ensbridge.utils.text import one_line
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+CHANNELS = (1, 3, 4)  # that an image file can be read with
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which model a server has under a name, and the members of the true ensemble, where they are shown."""
+
+    name: str
+    path: str
+    members: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How models are loaded and run, the same for all of a server."""
+
+    backend: Backend = "eager"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    limits: Limits = field(default_factory=Limits)
+    image_shape: tuple[int, ...] | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    allow: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one image costs: multiply-accumulates and parameters."""
+
+    macs: int
+    parameters: int
+
+
+class ServedModel:
+    """A model in its backend, with the queues before it. Built outside of the event loop, used inside."""
+
+    def __init__(self, spec: ModelSpec, settings: Settings, worker: Worker) -> None:
+        check_backend(settings.backend, settings.device)
+        self.spec, self.name, self.settings = spec, spec.name, settings
+        fast = load(spec.path, allow=settings.allow)
+        example = image_like(fast, spec.path, settings.image_shape).to(settings.device)
+        self.fast = fast.to(settings.device).requires_grad_(False)
+        self.shape, self.dtype = tuple(example.shape[1:]), example.dtype
+        self.classes = _classes(self.fast, example)
+        self.class_names = fast.class_names or tuple(map(str, range(self.classes)))
+        self.pixels = Pixels.of(fast, settings.mean, settings.std)
+        self.takes_files = len(self.shape) == 3 and self.shape[0] in CHANNELS
+        self.card = _card(spec.path)
+        self.members = _members(spec, self.fast, settings)
+        self._run_backend: Run = build_backend(settings.backend, self.fast, example, settings.limits.batch)
+        self.costs = self._count_costs(example)
+        merge = not is_random(self.fast)
+        self.seen: Callable[[int], None] = lambda images: None
+        self.predict = Batcher(
+            self._predict, worker, settings.limits, merge=merge, observe=lambda n: self.seen(n)
+        )
+        self.explain = Batcher(
+            self._explain, worker, settings.limits, merge=merge, observe=lambda n: self.seen(n)
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Images in the model's queues."""
+        return self.predict.waiting + self.explain.waiting
+
+    async def drain(self) -> None:
+        """Answer what was accepted, then end."""
+        await asyncio.gather(self.predict.drain(), self.explain.drain())
+
+    def _predict(self, images: Tensor) -> Outputs:
+        both = self._run_backend(images.to(self.settings.device)).cpu()
+        return {"logits": both[:, : self.classes], "source_logits": both[:, self.classes :]}
+
+    @torch.inference_mode()
+    def _explain(self, images: Tensor) -> Outputs:
+        """In eager torch: also the states along each bridge, (B, states, K), and the ensemble's logits."""
+        images = images.to(self.settings.device)
+        paths: dict[str, Tensor] = {}
+
+        def call(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
+            if not isinstance(bridge, Bridge):
+                return call_bridge(bridge, h, source_logits)
+            states = bridge.path(h, source_logits)
+            paths[f"path{len(paths)}"] = torch.stack(states, 1)
+            return states[-1]
+
+        logits, source_logits = self.fast.with_source(images, call=call)
+        outputs = {"logits": logits, "source_logits": source_logits, **paths}
+        if self.members is not None:
+            outputs["ensemble_logits"] = self.members(images)
+        return {name: rows.cpu() for name, rows in outputs.items()}
+
+    def path_times(self) -> list[list[float]]:
+        """The times of each path of `explain`, from 1 down to 0."""
+        return [list(bridge.times[::-1]) for bridge in self.fast.each_bridge() if isinstance(bridge, Bridge)]
+
+    def _count_costs(self, example: Tensor) -> dict[str, Cost]:
+        nets = {"source": self.fast.source, "model": self.fast}
+        if self.members is not None:
+            nets["ensemble"] = self.members
+        return {name: Cost(count_macs(net, example), count_params(net)) for name, net in nets.items()}
+
+
+def parse_specs(models: Sequence[str], members: Sequence[str] = ()) -> list[ModelSpec]:
+    """Models as they are typed, `path` or `name=path`, each with the members that are given to its name.
+
+    >>> parse_specs(["zoo:cifar10", "b=other/model"], ["b=weights.safetensors"])[1]
+    ModelSpec(name='b', path='other/model', members=('weights.safetensors',))
+    """
+    if not models:
+        raise ValueError("no model was given; give a folder that FastEnsemble.save wrote, or zoo:cifar10")
+    paths: dict[str, str] = {}
+    for text in models:
+        name, path = _split(text)
+        name = (
+            name or re.split(r"[:/\\]", path.rstrip("/\\").partition("@")[0])[-1] or Path(path).resolve().name
+        )
+        if not NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is no name for a model; give one of letters, digits, '.', '_' and '-', as in "
+                f"name={path}"
+            )
+        if name in paths:
+            raise ValueError(f"two models are called {name!r}; give one another name, as in name={path}")
+        paths[name] = path
+    given: dict[str, list[str]] = {name: [] for name in paths}
+    for text in members:
+        name, path = _split(text)
+        if name and name not in paths:
+            raise ValueError(f"--members {text} is for {name!r}; the models are {', '.join(paths)}")
+        given[name or next(iter(paths))].append(path)
+    return [ModelSpec(name, path, tuple(given[name])) for name, path in paths.items()]
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, separator, path = text.partition("=")
+    return (name, path) if separator and "/" not in name else ("", text)
+
+
+def _classes(fast: FastEnsemble, example: Tensor) -> int:
+    try:
+        with torch.inference_mode():
+            logits = fast(example)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"the model cannot take images of shape {tuple(example.shape[1:])} ({one_line(error)}); give "
+            "theirs, such as --image-shape 3,32,32"
+        ) from error
+    if fast.class_names is not None and len(fast.class_names) != logits.shape[1]:
+        raise ValueError(
+            f"the model has {logits.shape[1]} classes and {len(fast.class_names)} class_names; save it again "
+            "with one each"
+        )
+    return logits.shape[1]
+
+
+def _card(path: str) -> str:
+    card = find_model(path) / CARD
+    return read_file(card, MOST_JSON).decode(errors="replace") if card.is_file() else ""
+
+
+def _members(spec: ModelSpec, fast: FastEnsemble, settings: Settings) -> Ensemble | None:
+    """The true ensemble: the source, unless it was distilled, and the members that are given."""
+    if not spec.members:
+        return None
+    nets = [] if fast.source_distilled else [fast.source]
+    for text in spec.members:
+        path = Path(text)
+        if path.is_dir() or text.startswith(("zoo:", "hf:")):
+            nets.append(load(text, allow=settings.allow).source)
+        else:
+            nets.append(load_weights(copy.deepcopy(fast.source).cpu(), path))
+    states = [net.state_dict() for net in nets]
+    for number, text in enumerate(spec.members, start=len(nets) - len(spec.members)):
+        if any(_same(states[number], other) for other in states[:number]):
+            raise ValueError(f"the member {text} has the weights of another or of the source; give each once")
+    return Ensemble(nets).to(settings.device).eval().requires_grad_(False)
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].shape == other[name].shape and one[name].cpu().equal(other[name].cpu()) for name in one
+    )
+
+
+class Registry:
+    """The models of a server by name; one is replaced in one moment, and the old one finishes its work."""
+
+    def __init__(self, specs: Sequence[ModelSpec], settings: Settings) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self.settings, self.limits = settings, settings.limits
+        self.worker, self._loader = Worker(), Worker("load")
+        self.models = {spec.name: ServedModel(spec, settings, self.worker) for spec in specs}
+        self._retired: set[asyncio.Task[None]] = set()
+        self.observe: Callable[[str, int], None] = lambda name, images: None
+        self.reloaded: Callable[[str, bool], None] = lambda name, success: None
+        for model in self.models.values():
+            self._watch(model)
+
+    def find(self, name: str | None = None) -> ServedModel:
+        """The model of that name, the first without one; `Refused` with 404."""
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise Refused(404, f"there is no model {name[:64]!r}; there are: {', '.join(self.models)}")
+        return self.models[name]
+
+    async def reload(self, name: str) -> None:
+        """Load a model again from its folder; requests go to the old one until the new one is ready.
+
+        ValueError where it cannot be loaded: the old one stays.
+        """
+        try:
+            new = await self._loader.run(ServedModel, self.specs[name], self.settings, self.worker)
+        except Exception:
+            self.reloaded(name, False)
+            raise
+        self._watch(new)
+        old, self.models[name] = self.models[name], new
+        task = asyncio.create_task(old.drain())
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
+        self.reloaded(name, True)
+
+    async def drain(self) -> None:
+        """Answer what was accepted."""
+        await asyncio.gather(*(model.drain() for model in self.models.values()), *self._retired)
+
+    def _watch(self, model: ServedModel) -> None:
+        model.seen = lambda images: self.observe(model.name, images)
