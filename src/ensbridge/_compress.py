@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ensbridge.data.augment import Augment
-from ensbridge.data.loader import Data, ImageSet
+from ensbridge.data.examples import ExampleSet, ImageSet
+from ensbridge.data.loader import Data
 from ensbridge.data.stream import MEMORY, Stream, collect_within, load_or_stream, parse_memory
 from ensbridge.evaluation.choices import choose
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members
@@ -24,6 +25,7 @@ from ensbridge.training.compress_inputs import (
     check_numbers,
     check_source,
     checked_config,
+    copy_of,
     pixel_range,
     preprocessed,
     student_of,
@@ -99,9 +101,13 @@ def compress(
     a kill or when time was up: the epochs stay those of the first call, and each call trains for its
     minutes until they are done. It trains on a GPU where there is one, or on `device`, with bfloat16
     where that is as good, or in the `precision` that is asked for; afterwards all networks are where they
-    were and in the mode that they were in, but for a first
-    one that is part of what is returned, which is in evaluation mode. The global random state is left as it
+    were and in the mode that they were in. What is returned is in evaluation mode and has a copy of the first
+    network, so that neither is changed by what is done to the other. The global random state is left as it
     was.
+
+    Inputs need not be images. They are a tensor, such as rows of a table (N, D), or a tuple or mapping of
+    tensors, such as tokens and their mask: networks and the result are called as `net(x)`, `net(*batch)` or
+    `net(**batch)`, labels aside.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
     >>> images = torch.rand(64, 1, 4, 4)
@@ -129,11 +135,11 @@ def compress(
     if feature is not None and wrapped[0] is not nets[0]:
         feature = f"net.{feature}"
     train_set = load_or_stream(train, memory, "train", say)
-    if isinstance(train_set, ImageSet):
+    if not isinstance(train_set, Stream):
         train_set = train_set.without_labels()
     elif engine:
         train_set = engine.with_length(train_set)
-    length = len(train_set) if isinstance(train_set, ImageSet) else train_set.length
+    length = train_set.length if isinstance(train_set, Stream) else len(train_set)
     config = replace(config, batch_size=min(config.batch_size, length or config.batch_size))
     val_set = None if val is None else collect_within(val, memory, "val", say)
     if cache is not None:
@@ -146,7 +152,7 @@ def compress(
         train_set, val_set = train_set.to(device), None if val_set is None else val_set.to(device)
         ensemble = Ensemble(wrapped).eval()
         sample = train_set.sample(config.batch_size) if isinstance(train_set, Stream) else train_set
-        image = sample.batch(torch.zeros(1, dtype=torch.long, device=device))[0]
+        image = next(sample.batches(1))[0]
         try_members(ensemble, next(sample.batches(TRIED))[0])
         try_validation(ensemble.source, sample, val_set)
         plan = None
@@ -177,14 +183,20 @@ def compress(
         candidates = training.run(source, student)
         if source == "distilled":
             candidates = candidates[-1:]  # with bridges, where there are some
-        fast = choose(candidates, val_set, calibrate, say, engine).to(home)
-        fast.image_shape = tuple(image.shape[1:])
-        fast.pixel_range = engine.broadcast(lambda: pixel_range(sample)) if engine else pixel_range(sample)
+        fast = choose(candidates, val_set, calibrate, say, engine)
+        if fast.source is ensemble.source:
+            fast.source = copy_of(fast.source, say)
+        fast = fast.to(home)
+        if isinstance(image, torch.Tensor) and image.is_floating_point():
+            fast.image_shape = tuple(image.shape[1:])
+        if isinstance(sample, ImageSet):
+            low_high = pixel_range(sample)
+            fast.pixel_range = engine.broadcast(lambda: low_high) if engine else low_high
     return fast.eval()
 
 
 def _without_views(
-    config: FitConfig, train: ImageSet | Stream, augment: Augment | None, engine: object, say: Say
+    config: FitConfig, train: ExampleSet | Stream, augment: Augment | None, engine: object, say: Say
 ) -> FitConfig:
     """The configuration for images that are seen as they are, which alone can have outputs kept for them."""
     if engine is not None:

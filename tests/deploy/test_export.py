@@ -18,6 +18,7 @@ import ensbridge as eb
 import ensbridge.deploy.export as room
 from _saving import contents, runner, small
 from ensbridge.bridge.bridge import FeatureBridge
+from ensbridge.deploy import tracing
 from ensbridge.deploy.agreement import difference
 from ensbridge.deploy.export import Target, export, inputs, trace
 from ensbridge.methods import Bridge, BridgeConfig
@@ -251,7 +252,7 @@ def test_an_export_that_fails_its_check_leaves_the_earlier_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "model.pt2").write_bytes(b"earlier")
-    monkeypatch.setattr(room, "trace", lambda *_: program)
+    monkeypatch.setattr(room, "trace", lambda *_, **__: program)
     monkeypatch.setattr(room, name, replacement)
     with pytest.raises(error, match=named):
         export(vectors(), tmp_path / "model.pt2", "pt2", IMAGES)
@@ -288,7 +289,7 @@ def test_where_float32_cannot_tell_an_export_is_compared_in_double(
     off: float, refused: bool, program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = vectors(coarse).requires_grad_(False)
-    monkeypatch.setattr(room, "trace", lambda *_: program)
+    monkeypatch.setattr(room, "trace", lambda *_, **__: program)
     exact = vectors(coarse).requires_grad_(False).double()  # better than the model itself
     monkeypatch.setattr(room, "_open_pt2", lambda _: lambda images: exact(images.double()).float() + off)
     if refused:
@@ -426,7 +427,7 @@ def test_a_normalisation_as_torchvisions_is_exported_with_its_numbers(tmp_path: 
 
 def test_large_images_are_compared_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {len(batch) for batch in inputs(IMAGES[:1])} == {1, 3, 17}
-    monkeypatch.setattr(room, "LARGEST_BATCH", 16 * IMAGES[0].numel())
+    monkeypatch.setattr(tracing, "LARGEST_BATCH", 16 * IMAGES[0].numel())
     assert {len(batch) for batch in inputs(IMAGES[:1])} == {1, 3}
-    monkeypatch.setattr(room, "LARGEST_BATCH", 0)
+    monkeypatch.setattr(tracing, "LARGEST_BATCH", 0)
     assert {len(batch) for batch in inputs(IMAGES[:1])} == {1}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import _tiny
 import ensbridge as eb
-from ensbridge.evaluation.fidelity import measure_fidelity
+from ensbridge.evaluation.fidelity import is_below_one, measure_fidelity
 from ensbridge.methods import FeatureBridge
 
 IMAGES = _tiny.images(200)
@@ -270,13 +270,15 @@ def test_what_is_further_from_the_ensemble_than_the_source_is_called_so() -> Non
     assert "%" not in verdict
 
 
-def test_members_may_be_any_iterable_and_are_left_in_evaluation_mode() -> None:
+def test_members_may_be_any_iterable_and_keep_their_modes() -> None:
     fast, members = compressed(MEMBERS[1])
     plain = measure_fidelity(fast, IMAGES, members)
-    for each in members:
+    for each in (fast, *members):
         each.train()
+    members[1].eval()
+    before = [module.training for each in (fast, *members) for module in each.modules()]
     assert measure_fidelity(fast, IMAGES, (each for each in members)) == plain
-    assert not any(module.training for each in members for module in each.modules())
+    assert [module.training for each in (fast, *members) for module in each.modules()] == before
 
 
 @pytest.mark.parametrize(
@@ -312,3 +314,18 @@ def test_labels_of_other_classes_are_refused_before_all_images_are_run() -> None
     with pytest.raises(ValueError, match=r"labels contain 3.*0\.\.2"):
         fast.fidelity((IMAGES, wrong), members=members)
     assert max(seen) < len(IMAGES)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0, 6.0])
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
+def test_what_is_worth_it_is_so_by_every_figure(scale: float, temperature: float) -> None:
+    everyone = eb.Ensemble(MEMBERS)
+    fast, members = compressed(everyone, scale, bridge=Recalls, temperature=scale * temperature)
+    found = fast.fidelity((IMAGES, labels(everyone, temperature)), members=members)
+    assert found.row is not None
+    assert found.source_row is not None
+    if found.worth_it:
+        assert not is_below_one(found.row.dee)
+        assert found.row.nll < found.source_row.nll
+        assert found.kl < found.source_kl
+    assert found.verdict.startswith("worth it" if found.worth_it else "not worth it")

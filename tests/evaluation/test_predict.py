@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import _tiny
+import ensbridge as eb
 from ensbridge.data import ImageSet
 from ensbridge.evaluation.predict import predict, predict_batch, predict_by_size, predict_each
 from ensbridge.methods import Bridge, BridgeNetwork
@@ -137,3 +138,38 @@ def test_models_of_different_classes_are_named() -> None:
     models = {"three": _tiny.member(), "five": _tiny.member(classes=5)}
     with pytest.raises(ValueError, match=r"'three' has 3 classes, 'five' 5"):
         predict_each(models, _tiny.data())
+
+
+class Elsewhere(nn.Module):
+    """A network whose weights are on another device, and which notes where its images are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3, device="meta"))
+        self.seen: set[str] = set()
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen.add(images.device.type)
+        return torch.ones(len(images), 1) @ torch.arange(3.0)[None]
+
+
+def test_data_is_brought_to_where_models_are_and_predictions_to_where_it_is() -> None:
+    nets = [Elsewhere(), Elsewhere()]
+    images, labels = _tiny.images(6), torch.arange(6) % 3
+    scores = eb.evaluate(
+        {"one": nets[0], "both": eb.Ensemble(nets)}, (images, labels), (images, labels), ood={}
+    )
+    assert {device for net in nets for device in net.seen} == {"meta"}
+    assert [row.acc for row in scores.rows] == [pytest.approx(100 / 3)] * 2
+    fast = eb.FastEnsemble(nets[0])
+    found = fast.fidelity(images, members=nets)
+    assert (found.kl, found.agreement) == (pytest.approx(0, abs=1e-6), 1.0)
+    assert {device for net in nets for device in net.seen} == {"meta"}
+
+
+def test_models_keep_their_modes() -> None:
+    nets = [_tiny.member(seed) for seed in range(2)]
+    nets[0].train()
+    before = [module.training for net in nets for module in net.modules()]
+    eb.evaluate({"both": eb.Ensemble(nets)}, (_tiny.images(6), torch.arange(6) % 3), ood={})
+    assert [module.training for net in nets for module in net.modules()] == before

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from ensbridge.data.digits import Splits as Splits
     from ensbridge.data.digits import load_digits as load_digits
     from ensbridge.data.download import fetch_set as fetch_set
+    from ensbridge.data.examples import Examples as Examples
+    from ensbridge.data.examples import ImageSet as ImageSet
     from ensbridge.data.folder import class_folders as class_folders
     from ensbridge.data.list_datasets import list_sets as list_sets
-    from ensbridge.data.loader import ImageSet as ImageSet
     from ensbridge.data.loader import as_image_set as as_image_set
     from ensbridge.data.ood import OOD_SETS as OOD_SETS
     from ensbridge.data.ood import ood_images as ood_images
@@ -44,9 +45,10 @@ __getattr__, __dir__ = lazy_names(
         "dataset_info": "CIFAR10_CLASSES CIFAR100_CLASSES DATASETS class_names",
         "digits": "Splits load_digits",
         "download": "fetch_set",
+        "examples": "Examples ImageSet",
         "folder": "class_folders",
         "list_datasets": "list_sets",
-        "loader": "ImageSet as_image_set",
+        "loader": "as_image_set",
         "ood": "OOD_SETS ood_images",
         "reading": "open_splits",
         "stream": "Stream",

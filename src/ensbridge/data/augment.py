@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ensbridge.utils.inputs import Inputs, map_inputs, tensors_of
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -57,6 +59,31 @@ class Augment:
         if self.cutmix:
             return cutmix(images, self.cutmix, generator)
         return images
+
+
+def augment_inputs(augment: Augment, inputs: Inputs, generator: torch.Generator | None = None) -> Inputs:
+    """Augment what classifiers are called with: images as they are, others as far as they can be mixed.
+
+    Of inputs that are all floats, such as rows of a table or several images, each example is mixed with
+    another, with one share for all of its parts. Whole numbers, such as tokens, have nothing between them:
+    where there are any, all stays as it is.
+
+    >>> tokens = {"input_ids": torch.arange(8).view(2, 4)}
+    >>> augment_inputs(Augment(mixup=0.4), tokens) is tokens
+    True
+    """
+    if isinstance(inputs, Tensor) and inputs.ndim == 4:
+        return augment(inputs, generator)
+    tensors = tensors_of(inputs)
+    if not augment.mixup or not all(tensor.is_floating_point() for tensor in tensors):
+        return inputs
+    share = _beta(tensors[0], augment.mixup, generator).flatten()
+
+    def mixed(tensor: Tensor) -> Tensor:
+        weight = share.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
+        return weight * tensor + (1 - weight) * tensor.roll(1, 0)
+
+    return map_inputs(mixed, inputs)
 
 
 def random_crop(images: Tensor, pad: int, generator: torch.Generator | None = None) -> Tensor:

@@ -1,10 +1,9 @@
-"""Images in memory, and batches of them."""
+"""Examples out of whatever holds them: tensors, arrays, a Dataset, batches."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,104 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from ensbridge.data.examples import Examples, ExampleSet, ImageSet, as_int64, check_storage, examples_of
+from ensbridge.utils.inputs import Inputs, map_inputs, tensors_of
 
-@dataclass(frozen=True)
-class ImageSet:
-    """Images (N, C, H, W), floats in [0, 1] or uint8, with labels (N,) where they are known.
+Data = (
+    ExampleSet | Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable | Dataset
+)  # whatever holds examples
 
-    uint8 images stay so in memory and become floats in [0, 1] a batch at a time. Labels of any integers
-    become int64.
-
-    >>> labels = torch.tensor([0, 1, 0, 1], dtype=torch.int32)
-    >>> data = ImageSet(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), labels)
-    >>> len(data), [tensor.dtype for tensor in data.batch(torch.tensor([1]))]
-    (4, [torch.float32, torch.int64])
-    """
-
-    images: Tensor
-    labels: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        _check_storage(self.images, "images")
-        shape = tuple(self.images.shape)
-        if self.images.ndim != 4:
-            raise ValueError(f"images have shape {shape}; they must be (images, channels, height, width)")
-        if self.images.numel() == 0:
-            raise ValueError(f"the data is empty: its images have shape {shape}; give at least one image")
-        if not (self.images.is_floating_point() or self.images.dtype == torch.uint8):
-            raise ValueError(f"images are {self.images.dtype}; give floats in [0, 1] or uint8")
-        # Whatever is not finite shows in the extremes, which take no memory to find.
-        if self.images.is_floating_point() and not torch.stack(self.images.aminmax()).isfinite().all():
-            raise ValueError("images hold NaN or infinite values; clean the data before it is used")
-        if self.labels is not None:
-            object.__setattr__(self, "labels", _checked_labels(self.labels, shape[0]))
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def to(self, device: torch.device | str) -> ImageSet:
-        """The same set on a device."""
-        return ImageSet(self.images.to(device), None if self.labels is None else self.labels.to(device))
-
-    def subset(self, indices: Tensor) -> ImageSet:
-        """The images at `indices`, in their order."""
-        return ImageSet(self.images[indices], None if self.labels is None else self.labels[indices])
-
-    def without_labels(self) -> ImageSet:
-        """The images alone."""
-        return ImageSet(self.images)
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The images at `indices` as floats, with their labels."""
-        images = self.images[indices]
-        images = images.float() / 255 if images.dtype == torch.uint8 else images
-        return images, None if self.labels is None else self.labels[indices]
-
-    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Every image once, in order."""
-        for start in range(0, len(self), size):
-            yield self.batch(torch.arange(start, min(start + size, len(self)), device=self.images.device))
-
-    def fingerprint(self) -> str:
-        """A short digest of shapes, pixels and labels, by which a run knows its data again."""
-        digest = hashlib.sha256()
-        for part in (self.images, self.labels):
-            if part is not None:
-                digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
-                digest.update(part.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()[:16]
-
-
-def _check_storage(tensor: Tensor, name: str) -> None:
-    """Refuse tensors whose values cannot be looked up."""
-    if tensor.is_meta:
-        raise ValueError(
-            f"{name} are on the device 'meta', which has no values; give them on the CPU or a GPU"
-        )
-    if tensor.is_nested or tensor.layout != torch.strided:
-        kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise ValueError(f"{name} are a {kind} tensor; give them as a dense one, such as by .to_dense()")
-
-
-def _checked_labels(labels: Tensor, images: int) -> Tensor:
-    """Labels (N,) as int64."""
-    labels = _as_int64(labels)
-    if labels.dtype != torch.int64:
-        convert = ".argmax(1)" if labels.ndim == 2 else ".long()"
-        raise ValueError(f"labels are {labels.dtype}; they must be integers, so convert them with {convert}")
-    if labels.shape != (images,):
-        one_hot = ", so convert one-hot labels with .argmax(1)" if labels.ndim == 2 else ""
-        raise ValueError(
-            f"labels have shape {tuple(labels.shape)}; {images} images need ({images},){one_hot}"
-        )
-    return labels
-
-
-def _as_int64(labels: Tensor) -> Tensor:
-    """Integers as int64; what is none stays as it is."""
-    _check_storage(labels, "labels")
-    integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    return labels.long() if integers else labels
+IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
+LABEL_KEYS = ("label", "labels", "y", "target", "targets", "fine_label")
+LABEL_WORDS = ("label", "class", "target")  # what a key with labels is likely to hold
+BLOCK = 1 << 23  # bytes of images that are put together at a time
 
 
 def as_image_set(data: ImageSet | Tensor | tuple[Tensor, Tensor]) -> ImageSet:
@@ -129,55 +41,84 @@ def as_image_set(data: ImageSet | Tensor | tuple[Tensor, Tensor]) -> ImageSet:
     raise ValueError(f"data is a {type(data).__name__}; give images, a pair (images, labels), or an ImageSet")
 
 
-Data = ImageSet | Tensor | tuple[Tensor, Tensor] | Iterable | Dataset  # whatever holds images
+def as_examples(data: ExampleSet | Tensor | tuple[Any, Any]) -> ExampleSet:
+    """What `as_image_set` makes of images, or Examples of other inputs and their labels.
 
-IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
-LABEL_KEYS = ("label", "labels", "y", "target", "targets")
-BLOCK = 1 << 23  # bytes of images that are put together at a time
+    >>> type(as_examples((torch.rand(3, 8), torch.tensor([0, 1, 0])))).__name__
+    'Examples'
+    """
+    if isinstance(data, Examples):
+        return data
+    held = _as_tensors(data)
+    first = held[0] if isinstance(held, tuple) and held else held
+    return as_image_set(data) if isinstance(first, Tensor) and first.ndim == 4 else collect(data)  # type: ignore[arg-type]
 
 
-def collect(data: Data, name: str = "data") -> ImageSet:
-    """An ImageSet of anything that holds images: what `as_image_set` takes, a Dataset, or an iterable.
+def collect(data: Data, name: str = "data", labelled: bool = True) -> ExampleSet:
+    """Examples of anything that holds some: tensors, what `as_image_set` takes, a Dataset, or an iterable.
 
-    The last two, a DataLoader among them, give images one by one or in batches: alone, in tuples that begin
-    with images and labels, or in dictionaries with keys such as "image" and "label".
+    The last two, a DataLoader among them, give examples one by one or in batches: alone, in tuples that begin
+    with images and labels, or in dictionaries. Of these, images are under one of `IMAGE_KEYS` and labels
+    under one of `LABEL_KEYS`; without images all but the labels is for networks that are called by name.
+    Tuples of several inputs end with the labels, or have them beside a tuple or dictionary of the inputs.
+    Images become an ImageSet, anything else Examples. Unless `labelled`, labels are left out.
 
     >>> len(collect([(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))] * 3))
     6
     >>> collect([{"label": label, "image": torch.rand(1, 4, 4)} for label in (1, 0, 2)]).labels
     tensor([1, 0, 2])
+    >>> list(collect({"input_ids": torch.ones(4, 8).long(), "labels": torch.arange(4)}).inputs)
+    ['input_ids']
     """
-    if type(data) is TensorDataset:  # a class made from it may do more with its tensors
-        data = data.tensors[0] if len(data.tensors) == 1 else data.tensors[:2]
-    held = _as_tensors(data)
+    if isinstance(data, ImageSet | Examples):
+        return data if labelled else data.without_labels()
+    whole = type(data) is TensorDataset  # a class made from it may do more with its tensors
+    held = _as_tensors(data.tensors if type(data) is TensorDataset else data)
     _check_pair(held)
-    if isinstance(held, ImageSet | Tensor) or _is_pair(held):
-        return as_image_set(held)
+    whole = whole or _is_whole(held)
+    entries = iter([held]) if whole else _entries(held, name)
     each_labels: list[Tensor | None] = []
 
-    def each_images() -> Iterator[Tensor]:
-        for images, labels in _batches(_entries(held, name), name):
+    def each_inputs() -> Iterator[Inputs]:
+        for inputs, labels in _batches(entries, name, labelled, whole):
             each_labels.append(labels)
-            yield images
+            yield inputs
 
-    images = _joined(each_images())
-    if images is None:
+    inputs = _joined_inputs(each_inputs())
+    if inputs is None:
         raise ValueError(f"{name} holds 0 images; give at least one (an iterator is empty after its use)")
     known = [labels for labels in each_labels if labels is not None]
     if known and len(known) != len(each_labels):
         raise ValueError(
             f"{len(known)} of the {len(each_labels)} entries of {name} have labels; give all or none"
         )
-    return ImageSet(images, torch.cat(known) if known else None)
+    joined = torch.cat(known) if len(known) > 1 else known[0] if known else None
+    return examples_of(inputs, joined if labelled else None)
 
 
-def _is_pair(data: Any) -> bool:
-    return isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+def _is_whole(data: Any) -> bool:
+    """Whether this is all examples at once, and not a sequence of them."""
+    if isinstance(data, Tensor):
+        return True
+    if not isinstance(data, tuple) or len(data) < 2:
+        return False
+    first, second, *_ = data
+    if isinstance(first, Mapping) or _are_tensors(first):
+        return len(data) == 2 and (second is None or getattr(second, "ndim", 0) == 1 or _are_whole(second))
+    if not _are_tensors(data):
+        return False
+    return len(data) == 2 or all(part.ndim <= 2 and len(part) == len(first) for part in data if part.ndim)
+
+
+def _are_tensors(data: Any) -> bool:
+    return isinstance(data, tuple) and bool(data) and all(isinstance(part, Tensor) for part in data)
 
 
 def _as_tensors(data: Any) -> Any:
     """Arrays of numpy as tensors, alone or in a pair, which may be a list and have its labels in one."""
     if isinstance(data, np.ndarray):
+        if data.dtype.kind in "USO" and data.size and isinstance(data.flat[0], str):
+            raise ValueError(_no_numbers(data.flat[0]))
         if data.dtype.kind not in "biuf":
             raise ValueError(f"an array is of {data.dtype}; give images as floats or uint8, labels as int64")
         return torch.from_numpy(np.asarray(data, order="C"))
@@ -205,12 +146,18 @@ def _check_pair(data: Any) -> None:
     if labels is None or isinstance(labels, Tensor):
         return
     parts = labels if isinstance(labels, tuple | list) else [labels]
+    if isinstance(images, Tensor) and parts and isinstance(parts[0], str):
+        raise ValueError(_no_numbers(parts[0]))
     more_images = any(isinstance(part, Mapping) or getattr(part, "ndim", 0) > 1 for part in parts)
     if isinstance(images, Tensor) and images.ndim == 4 and not more_images:
         raise ValueError(
             f"the labels of {len(images)} images are a {_kind_of(labels)}; give a whole number for each "
             "image, from 0, in a list or a tensor"
         )
+
+
+def _no_numbers(label: str) -> str:
+    return f"labels are strings such as {label[:40]!r}; give the number of each class, from 0, in their place"
 
 
 def _kind_of(labels: Any) -> str:
@@ -258,61 +205,150 @@ def _not_alike(name: str, shapes: str) -> ValueError:
     )
 
 
-def _batches(entries: Iterable[Any], name: str) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Entries as batches of images that are all alike; a single image is a batch of one."""
-    first: Tensor | None = None
+def _batches(
+    entries: Iterable[Any], name: str, labelled: bool = True, whole: bool = False
+) -> Iterator[tuple[Inputs, Tensor | None]]:
+    """Entries as batches that are all alike; a single example is a batch of one, unless data is `whole`."""
+    first: Inputs | None = None
     for number, entry in enumerate(entries):
-        images, labels = _split(entry, number, name)
-        if images.ndim == 3 and (labels is None or labels.numel() == 1):
-            images = images[None]
-        if images.ndim != 4:
+        inputs, labels = _split(entry, number, name, labelled)
+        tensors = tensors_of(inputs)
+        for tensor in tensors:
+            check_storage(tensor, "images")
+        if not whole and _is_single(tensors, labels):
+            inputs = map_inputs(lambda tensor: tensor[None], inputs)
+            tensors = tensors_of(inputs)
+        elif any(tensor.ndim < 2 for tensor in tensors) and len(tensors) == 1:
             raise ValueError(
-                f"entry {number} of {name} has images of shape {tuple(images.shape)}; give (images, "
-                "channels, height, width), or one image of (channels, height, width)"
+                f"entry {number} of {name} has inputs of shape {tuple(tensors[0].shape)}; give images as "
+                "(images, channels, height, width), or rows as (examples, numbers)"
             )
-        first = images if first is None else first
-        if images.shape[1:] != first.shape[1:]:
-            raise _not_alike(name, f"shapes {tuple(first.shape[1:])} and {tuple(images.shape[1:])}")
-        if images.dtype != first.dtype:
-            raise ValueError(f"{name} has images of {first.dtype} and {images.dtype}; give them alike")
-        if labels is not None and labels.ndim == 0 and len(images) != 1:
+        first = inputs if first is None else first
+        _check_alike(first, inputs, name)
+        if labels is not None and labels.ndim == 0 and len(tensors[0]) != 1 and not whole:
             raise ValueError(
-                f"entry {number} of {name} has one label for {len(images)} images; give one each"
+                f"entry {number} of {name} has one label for {len(tensors[0])} images; give one each"
             )
-        yield images, labels if labels is None or labels.numel() != len(images) else labels.reshape(-1)
+        yield inputs, labels if labels is None or labels.numel() != len(tensors[0]) else labels.reshape(-1)
 
 
-def _split(entry: Any, number: int, name: str) -> tuple[Tensor, Tensor | None]:
-    """The images and the labels of an entry, whatever else is in it."""
-    parts = _chosen(entry, number, name) if isinstance(entry, Mapping) else entry
-    parts = parts[:2] if isinstance(parts, tuple | list) else [parts]
-    images, labels = (_as_tensors(part) for part in (*parts, None, None)[:2])
-    if type(images).__module__.startswith("PIL."):
+def _is_single(tensors: list[Tensor], labels: Tensor | None) -> bool:
+    """Whether an entry is one example: images of three dimensions, or rows and tokens of one."""
+    alone = labels is None or labels.numel() == 1
+    return alone and all(tensor.ndim in (0, 1, 3) for tensor in tensors)
+
+
+def _check_alike(first: Inputs, inputs: Inputs, name: str) -> None:
+    names = [list(part) if isinstance(part, Mapping) else type(part).__name__ for part in (first, inputs)]
+    if names[0] != names[1] or len(tensors_of(first)) != len(tensors_of(inputs)):
+        raise ValueError(f"{name} has entries of {names[0]} and {names[1]}; give them alike")
+    for one, other in zip(tensors_of(first), tensors_of(inputs), strict=True):
+        if one.shape[1:] != other.shape[1:]:
+            raise _not_alike(name, f"shapes {tuple(one.shape[1:])} and {tuple(other.shape[1:])}")
+        if one.dtype != other.dtype:
+            raise ValueError(f"{name} has images of {one.dtype} and {other.dtype}; give them alike")
+
+
+def _split(entry: Any, number: int, name: str, labelled: bool = True) -> tuple[Inputs, Tensor | None]:
+    """The inputs and the labels of an entry, whatever else is in it."""
+    if isinstance(entry, Mapping):
+        inputs, labels = _named_parts(entry, number, name, labelled)
+    else:
+        inputs, labels = _ordered_parts(entry)
+        if isinstance(inputs, Mapping):
+            inputs, _ = _named_parts(inputs, number, name, labelled=False)
+    inputs = tuple(map(_as_tensors, inputs)) if isinstance(inputs, tuple | list) else _as_tensors(inputs)
+    if type(inputs).__module__.startswith("PIL."):
         raise _no_tensors(name)
-    if not isinstance(images, Tensor):
+    if not (isinstance(inputs, Tensor | Mapping) or _are_tensors(inputs)):
         raise ValueError(
             f"entry {number} of {name} is a {type(entry).__name__} that does not begin with a tensor; give "
             "images, or tuples that begin with images and labels"
         )
+    return inputs, _read_labels(labels, number, name) if labelled else None
+
+
+def _read_labels(labels: Any, number: int, name: str) -> Tensor | None:
+    labels = _as_tensors(labels)
     if isinstance(labels, int | np.integer) or _are_whole(labels):
         labels = torch.tensor(labels)
-    if labels is not None and not isinstance(labels, Tensor):
-        raise ValueError(
-            f"entry {number} of {name} has a {type(labels).__name__} as its label; give classes as whole "
-            "numbers, from 0"
-        )
-    return images, None if labels is None else _as_int64(labels)
+    if labels is None or isinstance(labels, Tensor):
+        return None if labels is None else as_int64(labels)
+    first = labels[0] if isinstance(labels, tuple | list) and labels else labels
+    if isinstance(first, str):
+        raise ValueError(f"entry {number} of {name}: {_no_numbers(first)}")
+    raise ValueError(
+        f"entry {number} of {name} has a {type(labels).__name__} as its label; give classes as whole "
+        "numbers, from 0"
+    )
 
 
-def _chosen(entry: Mapping[str, Any], number: int, name: str) -> list[Any]:
-    """The images of a dictionary and, where there are some, its labels."""
+def _ordered_parts(entry: Any) -> tuple[Any, Any]:
+    """The inputs and the labels of a tuple: images and labels first, or several inputs with labels last."""
+    if not isinstance(entry, tuple | list) or len(entry) == 0:
+        return entry, None
+    parts = [_as_tensors(part) for part in entry]
+    if len(parts) == 1 or isinstance(parts[0], tuple | list | Mapping) or _may_be_labels(parts[0], parts[1]):
+        return parts[0], parts[1] if len(parts) > 1 else None
+    if _may_be_labels(parts[0], parts[-1]):
+        return tuple(parts[:-1]), parts[-1]
+    return tuple(parts), None
+
+
+def _may_be_labels(first: Any, part: Any) -> bool:
+    """Whether a part that follows others is labels, be they right or wrong ones, and no further input."""
+    if not isinstance(part, Tensor) or not isinstance(first, Tensor):
+        return True
+    if first.ndim == 1:  # one example
+        return part.numel() == 1
+    one_hot = part.ndim == 2 and bool(((part == 0) | (part == 1)).all() and (part.sum(1) == 1).all())
+    return part.ndim < 2 or one_hot or (part.ndim == 2 and first.ndim == 4)
+
+
+def _named_parts(entry: Mapping[str, Any], number: int, name: str, labelled: bool) -> tuple[Any, Any]:
+    """The inputs of a dictionary, images alone or all of it by name, and its labels where there are some."""
     image, label = (next((key for key in keys if key in entry), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
-    if image is None:
+    likely = [str(key) for key in entry if any(word in str(key).lower() for word in LABEL_WORDS)]
+    if labelled and label is None and likely:
+        raise ValueError(
+            f"entry {number} of {name} has {', '.join(likely)}, which may be its labels; call them one of "
+            f"{', '.join(LABEL_KEYS)}"
+        )
+    labels = None if label is None else entry[label]
+    if image is not None:
+        return entry[image], labels
+    inputs = {str(key): _numbers(value) for key, value in entry.items() if key != label and key not in likely}
+    other = [key for key, value in inputs.items() if not isinstance(value, Tensor)]
+    if not inputs or len(other) == len(inputs):
         raise ValueError(
             f"entry {number} of {name} has the keys {', '.join(map(str, entry))}; call its images one of "
             f"{', '.join(IMAGE_KEYS)}, and its labels one of {', '.join(LABEL_KEYS)}"
         )
-    return [entry[image]] if label is None else [entry[image], entry[label]]
+    if other:
+        raise ValueError(
+            f"entry {number} of {name} has the keys {', '.join(map(str, entry))}, and no tensor under "
+            f"{', '.join(other)}; leave that out, since networks are called with all but the labels"
+        )
+    return inputs, labels
+
+
+def _numbers(value: Any) -> Any:
+    """An array, or a list of whole numbers such as tokens, as a tensor."""
+    return torch.tensor(value) if _are_whole(value) else _as_tensors(value)
+
+
+def _joined_inputs(parts: Iterator[Inputs]) -> Inputs | None:
+    """Batches as one; None where none comes."""
+    first = next(parts, None)
+    if first is None or isinstance(first, Tensor):
+        rest = (part for part in parts if isinstance(part, Tensor))
+        return None if first is None else _joined(chain([first], rest))
+    columns: list[list[Tensor]] = [[tensor] for tensor in tensors_of(first)]
+    for part in parts:
+        for column, tensor in zip(columns, tensors_of(part), strict=True):
+            column.append(tensor)
+    whole = iter([_emptied(column) for column in columns])
+    return map_inputs(lambda _: next(whole), first)
 
 
 def _joined(parts: Iterable[Tensor]) -> Tensor | None:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from ensbridge.data.loader import Data, ImageSet, _batches, _entries, collect
+from ensbridge.data.examples import ExampleSet
+from ensbridge.data.loader import Data, _batches, _entries, collect
 from ensbridge.utils.devices import random_state_kept
 
 MEMORY = "512MB"
@@ -70,7 +71,7 @@ class Stream:
         """The same stream, whose batches come to a device."""
         return replace(self, device=torch.device(device))
 
-    def sample(self, count: int) -> ImageSet:
+    def sample(self, count: int) -> ExampleSet:
         """The first examples, on the stream's device."""
         with random_from(0):
             return collect(_first_rows(self.data, count, self.name), self.name).to(self.device)
@@ -90,7 +91,7 @@ class Stream:
         return f"{self.kind} of {self.length if self.length is not None else 'unknown'} examples"
 
 
-def load_or_stream(data: Data | Stream, memory: str | float, name: str, say: Say) -> ImageSet | Stream:
+def load_or_stream(data: Data | Stream, memory: str | float, name: str, say: Say) -> ExampleSet | Stream:
     """Data in memory, where its size is known and fits and its views are fixed; a stream of it otherwise.
 
     What is in memory already stays there. An iterator can be read only once, so it has to fit.
@@ -120,7 +121,7 @@ def load_or_stream(data: Data | Stream, memory: str | float, name: str, say: Say
     return stream
 
 
-def collect_within(data: Data | Stream, memory: str | float, name: str, say: Say) -> ImageSet:
+def collect_within(data: Data | Stream, memory: str | float, name: str, say: Say) -> ExampleSet:
     """All of the data, or as many of its first examples as fit into memory."""
     limit = parse_memory(memory)
     source: Any = data.data if isinstance(data, Stream) else data
@@ -277,7 +278,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _is_in_memory(data: Any) -> bool:
     """Whether the values are there already: tensors, arrays, and lists of them."""
-    return isinstance(data, ImageSet | Tensor | np.ndarray | tuple | list | Mapping | str | bytes) or (
+    return isinstance(data, ExampleSet | Tensor | np.ndarray | tuple | list | Mapping | str | bytes) or (
         type(data).__name__ == "TensorDataset"
     )
 
@@ -325,7 +326,7 @@ def _first_rows(data: Any, count: int, name: str, whole: bool = False) -> Iterat
         raise ValueError(f"{name} holds 0 images; give at least one")
 
 
-def _read_once(data: Iterator[Any], limit: float, memory: str | float, name: str) -> ImageSet:
+def _read_once(data: Iterator[Any], limit: float, memory: str | float, name: str) -> ExampleSet:
     """What an iterator gives, if it fits."""
     held = 0
 

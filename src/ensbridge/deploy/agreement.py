@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ensbridge.utils.inputs import Inputs, tensors_of
+
 # Of a logit's scale, by the type of images and weights. Runtimes fuse layers and sum in another order: in
 # float32 2e-7 was measured for tiny networks and 1e-6 for ResNet-32×2; deeper ones are left a hundred times
 # that. In half precision a dozen or two roundings fill it: there the check is a coarse one.
@@ -31,11 +33,11 @@ def difference(expected: Tensor, found: Tensor) -> float:
     return float((gaps / scale).max())
 
 
-def tolerance(model: nn.Module, images: Tensor) -> float:
+def tolerance(model: nn.Module, images: Inputs) -> float:
     """How far logits may be off, by the coarsest type of images and weights.
 
     >>> tolerance(nn.Linear(2, 3), torch.zeros(1, 2)), tolerance(nn.Linear(2, 3).half(), torch.zeros(1, 2))
     (0.0001, 0.02)
     """
-    types = {images.dtype, *(each.dtype for each in model.parameters())}
+    types = {tensor.dtype for tensor in (*tensors_of(images), *model.parameters())}
     return max(TOLERANCE.get(each, 0.0) for each in types)

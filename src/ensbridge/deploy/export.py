@@ -7,13 +7,14 @@ Only what was written a moment ago is ever loaded here.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -21,24 +22,28 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch import Tensor
+from torch.export import ExportedProgram
 
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
 from ensbridge.deploy.fuse import prepare_for_inference
 from ensbridge.deploy.saving import load
-from ensbridge.deploy.saving.description import LARGEST_BATCH, LARGEST_IMAGE
+from ensbridge.deploy.saving.description import LARGEST_IMAGE
+from ensbridge.deploy.tracing import BATCHES, batch_sizes, inputs, trace
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_folder, write_atomically
+from ensbridge.utils.inputs import Inputs, call_network, count_rows, map_inputs, shapes_of, tensors_of
 from ensbridge.utils.text import one_line
 
 Target = Literal["onnx", "pt2"]
-Run = Callable[[Tensor], Tensor]
+Run = Callable[[Inputs], Tensor]  # (B, K), or (2·B, K) with the source's logits behind the model's
 Images = Tensor | np.ndarray[Any, Any]
+Example = Images | tuple[Images, ...] | Mapping[str, Images]
 
-BATCHES = (1, 3, 17)
+OUTPUTS = ("logits", "source_logits")  # of ONNX
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 # torch's ONNX exporter rounds Python's numbers, such as temperatures, to float32 in float64 graphs too, which
 # was measured as 2e-8.
 ONNX_TOLERANCE = 1e-6
@@ -59,6 +64,7 @@ class Exported:
     tolerance: float
     coarse: int = 0  # batches on which the model's own rounding is larger than that, and the file's no larger
     batch_sizes: tuple[int, ...] = BATCHES  # of those that were made up
+    made_up: str = "images: random, zeros, ones, times 1000, negative"
 
     def __str__(self) -> str:
         opset = "" if self.opset is None else f", opset {self.opset}"
@@ -68,18 +74,21 @@ class Exported:
         sizes = ", ".join(map(str, self.batch_sizes))
         return (
             f"{self.path}: {self.size / 1e6:.3g} MB{opset}\n"
-            f"run again beside the model on {self.batches} batches ({sizes} images: "
-            f"random, zeros, ones, times 1000, negative; the example): logits differ by at most "
+            f"run again beside the model on {self.batches} batches ({sizes} {self.made_up}; the example): "
+            f"logits differ by at most "
             f"{self.difference:.1e} of their scale, allowed are {self.tolerance:.0e}{coarse}"
         )
 
 
-def export(fast: FastEnsemble, path: Path | str, to: Target, example: Images) -> Exported:
+def export(fast: FastEnsemble, path: Path | str, to: Target, example: Example) -> Exported:
     """Write a model as one file, `to` "onnx" or "pt2", that takes batches of any size and gives logits.
 
-    Source, bridges and calibration are all inside. `example` is a batch of images, a tensor or an array: its
-    shape and type are taken over, and it is among the inputs that the file is checked with, but it is not
-    kept in the file.
+    Source, bridges and calibration are all inside. `example` is a batch of images, a tensor or an array, or
+    a tuple or mapping of them as the model takes it: its shapes and types are taken over, and it is among
+    the inputs that the file is checked with, but it is not kept in the file. ONNX has its input under
+    "images", of a tuple under "input_0" and so on, of a mapping under its keys; its outputs are `logits` and
+    `source_logits`, from which the disagreement can be computed, and `class_names`, where the model has
+    them, are in its metadata as JSON.
 
     >>> from torch import nn
     >>> from ensbridge.models import TokenScore
@@ -95,17 +104,21 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Images) ->
     _check_request(fast, path, to)
     model = copy.deepcopy(fast).cpu().eval().requires_grad_(False)
     images = _batch(example)
-    eager = _eager(model, images)
+    eager = _eager(model, images, with_source=to == "onnx")
     open_folder(path.parent)
+    metadata = {} if fast.class_names is None else {"class_names": json.dumps(fast.class_names)}
     with silence():
-        content, opset = _serialise(trace(prepare_for_inference(model), images), to)
+        program = trace(prepare_for_inference(model), images, with_source=to == "onnx")
+        content, opset = _serialise(program, to, metadata)
         run = _open(content, to, path.name)
         allowed = max(tolerance(model, images), ONNX_TOLERANCE if to == "onnx" else 0.0)
         gaps = [_compare(model, eager, run, each, allowed, path.name) for each in inputs(images)]
     write_atomically(path, content)
     fine = [gap for gap in gaps if gap <= allowed]
     worst, coarse = max(fine, default=0.0), len(gaps) - len(fine)
-    return Exported(path, len(content), opset, len(gaps), worst, allowed, coarse, _batch_sizes(images))
+    done = Exported(path, len(content), opset, len(gaps), worst, allowed, coarse, batch_sizes(images))
+    floats = any(tensor.is_floating_point() for tensor in tensors_of(images))
+    return done if floats else replace(done, made_up="rows of the example")
 
 
 def export_folder(
@@ -146,50 +159,6 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def trace(model: nn.Module, example: Tensor) -> ExportedProgram:
-    """The model as a graph whose batch size is free; the source is in it once, its feature read inside."""
-    # Random numbers in place of the example: the program keeps its inputs, and those may be private.
-    # Two images: what is traced for one may hold for one only.
-    images = torch.rand(2, *example.shape[1:], generator=torch.Generator().manual_seed(0)).to(example)
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # whose fused layers no other runtime has
-    try:
-        program = torch.export.export(
-            model, (images,), dynamic_shapes=({0: Dim("batch", min=1)},), strict=False
-        )
-    except Exception as error:  # of many kinds, none of them public
-        if "specialized it to be a constant" in str(error):
-            raise ValueError(
-                "the network fixes the number of images in a batch, so that no graph can take others; use "
-                "images.shape[0] in place of len(images) or int(…)"
-            ) from error
-        raise ValueError(
-            f"torch.export cannot trace this model for any batch size ({one_line(error)}); rewrite the part "
-            "of the source that depends on values or on a fixed batch size"
-        ) from error
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # it has the paths of this machine
-    return program
-
-
-def inputs(example: Tensor) -> Iterator[Tensor]:
-    """What an export is checked with: the example, then random and extreme batches of each size."""
-    yield example[: max(BATCHES)]
-    generator = torch.Generator().manual_seed(1)
-    for count in _batch_sizes(example):
-        images = torch.rand(count, *example.shape[1:], generator=generator)
-        noise = torch.randn(count, *example.shape[1:], generator=generator)
-        for each in (images, noise, 0 * images, torch.ones_like(images), 1e3 * images, -images, -1e3 * noise):
-            yield each.to(example.dtype)
-
-
-def _batch_sizes(example: Tensor) -> tuple[int, ...]:
-    """How many images a batch has; large ones, which a file may ask for, come in small batches."""
-    return tuple(count for count in BATCHES if count == 1 or count * example[0].numel() <= LARGEST_BATCH)
-
-
 def check_fast(fast: object) -> None:
     """Refuse what is no FastEnsemble."""
     if not isinstance(fast, FastEnsemble):
@@ -198,8 +167,12 @@ def check_fast(fast: object) -> None:
         )
 
 
-def cannot_take(images: Tensor, error: Exception) -> str:
+def cannot_take(images: Inputs, error: Exception) -> str:
     """Why a model fails on images, and what to do."""
+    if not isinstance(images, Tensor):
+        return (
+            f"the model cannot take {shapes_of(images)} ({one_line(error)}); give an example as it takes it"
+        )
     shape, kind = tuple(images.shape[1:]), str(images.dtype).removeprefix("torch.")
     return (
         f"the model cannot take images of shape {shape} and type {kind} ({one_line(error)}); give theirs, "
@@ -234,8 +207,12 @@ def _check_request(fast: FastEnsemble, path: Path, to: Target) -> None:
             )
 
 
-def _batch(example: Images) -> Tensor:
+def _batch(example: Example) -> Inputs:
     try:
+        if isinstance(example, Mapping):
+            return {name: torch.as_tensor(part).detach().cpu() for name, part in example.items()}
+        if isinstance(example, tuple):
+            return tuple(torch.as_tensor(part).detach().cpu() for part in example)
         return torch.as_tensor(example).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
@@ -243,17 +220,19 @@ def _batch(example: Images) -> Tensor:
         ) from error
 
 
-def _eager(model: FastEnsemble, example: Tensor) -> Run:
+def _eager(model: FastEnsemble, example: Inputs, with_source: bool) -> Run:
     """The model itself, once it is seen to work on the example."""
 
     @torch.no_grad()
-    def run(images: Tensor) -> Tensor:
-        return model(images)
+    def run(images: Inputs) -> Tensor:
+        return torch.cat(model.with_source(images)[: 1 + with_source])
 
-    if example.ndim < 2 or len(example) == 0 or example.dtype not in TOLERANCE:
-        raise ValueError(
-            f"example is {example.dtype} of shape {tuple(example.shape)}; give a batch of images as floats"
-        )
+    for tensor in tensors_of(example):
+        known = tensor.dtype in TOLERANCE or (tensor.ndim < 4 and tensor.dtype in WHOLE)
+        if tensor.ndim < 1 + (tensor is example) or len(tensor) == 0 or not known:
+            raise ValueError(
+                f"example is {tensor.dtype} of shape {tuple(tensor.shape)}; give a batch of images as floats"
+            )
     try:
         logits = torch.cat([run(each) for each in islice(inputs(example), 2)])
     except (ValueError, RuntimeError) as error:
@@ -265,13 +244,13 @@ def _eager(model: FastEnsemble, example: Tensor) -> Run:
     return run
 
 
-def _serialise(program: ExportedProgram, to: Target) -> tuple[bytes, int | None]:
+def _serialise(program: ExportedProgram, to: Target, metadata: Mapping[str, str]) -> tuple[bytes, int | None]:
     """The file's content, and ONNX's opset.
 
     In memory: torch's own writer ends the process where the disk is full.
     """
     try:
-        return onnx_bytes(program) if to == "onnx" else (_pt2_bytes(program), None)
+        return onnx_bytes(program, metadata) if to == "onnx" else (_pt2_bytes(program), None)
     except Exception as error:  # whatever an operation without a counterpart in the format brings
         raise ValueError(
             f"this model cannot be written as {to} ({one_line(error)}); try the other --to"
@@ -288,13 +267,21 @@ def _open(content: bytes, to: Target, name: str) -> Run:
         ) from error
 
 
-def onnx_bytes(program: ExportedProgram) -> tuple[bytes, int | None]:
-    """A traced model as ONNX, and its opset."""
+def onnx_bytes(
+    program: ExportedProgram, metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, int | None]:
+    """A traced model as ONNX, and its opset; `metadata` are properties that the file carries."""
+    signature = program.graph_signature
     made = torch.onnx.export(
-        program, dynamo=True, input_names=["images"], output_names=["logits"], verbose=False
+        program,
+        dynamo=True,
+        input_names=[str(name) for name in signature.user_inputs],
+        output_names=list(OUTPUTS[: len(signature.user_outputs)]),
+        verbose=False,
     )
     assert made is not None
     _tidy(made)
+    made.model.metadata_props.update(metadata or {})
     return made.model_proto.SerializeToString(), made.model.opset_imports.get("")
 
 
@@ -322,9 +309,11 @@ def _open_onnx(content: bytes) -> Run:
     options.log_severity_level = 3  # errors
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
-    def run(images: Tensor) -> Tensor:
-        (logits,) = session.run(["logits"], {"images": images.numpy()})
-        return torch.from_numpy(logits)
+    names = [given.name for given in session.get_inputs()]
+
+    def run(images: Inputs) -> Tensor:
+        feed = {name: tensor.numpy() for name, tensor in zip(names, tensors_of(images), strict=True)}
+        return torch.cat([torch.from_numpy(logits) for logits in session.run(list(OUTPUTS), feed)])
 
     return run
 
@@ -333,31 +322,32 @@ def _open_pt2(content: bytes) -> Run:
     net = torch.export.load(BytesIO(content)).module()
 
     @torch.no_grad()
-    def run(images: Tensor) -> Tensor:
-        return net(images)
+    def run(images: Inputs) -> Tensor:
+        return call_network(net, images)
 
     return run
 
 
-def _compare(model: FastEnsemble, eager: Run, run: Run, images: Tensor, tolerance: float, name: str) -> float:
+def _compare(model: FastEnsemble, eager: Run, run: Run, images: Inputs, tolerance: float, name: str) -> float:
     """How far the export is from the model on one batch; too far, or a failing run, is an error."""
     expected = eager(images)
     try:
         found = run(images)
     except Exception as error:  # runtimes have errors of their own
         raise ValueError(
-            f"{name} fails on {len(images)} images ({one_line(error)}) and was not kept; try the other --to"
+            f"{name} fails on {count_rows(images)} images ({one_line(error)}) and was not kept; try the "
+            "other --to"
         ) from error
     gap = difference(expected, found)
     if not gap <= tolerance and not _is_rounding(model, eager, images, expected, found):
         raise FloatingPointError(
-            f"{name} differs from the model by {gap:.1e} of the logits' scale on {len(images)} images, more "
-            f"than {tolerance:.0e}, and was not kept; try the other --to"
+            f"{name} differs from the model by {gap:.1e} of the logits' scale on {count_rows(images)} "
+            f"images, more than {tolerance:.0e}, and was not kept; try the other --to"
         )
     return gap
 
 
-def _is_rounding(model: FastEnsemble, eager: Run, images: Tensor, expected: Tensor, found: Tensor) -> bool:
+def _is_rounding(model: FastEnsemble, eager: Run, images: Inputs, expected: Tensor, found: Tensor) -> bool:
     """Whether the model in double precision tells that its own logits are about as far off as the file's.
 
     Some networks take images that are a thousand times too bright to logits of which float32 knows three
@@ -367,7 +357,10 @@ def _is_rounding(model: FastEnsemble, eager: Run, images: Tensor, expected: Tens
         return False
     try:
         with torch.no_grad():
-            exact = copy.deepcopy(model).double()(images.double())
+            doubles = map_inputs(lambda part: part.double() if part.is_floating_point() else part, images)
+            exact = torch.cat(
+                copy.deepcopy(model).double().with_source(doubles)[: len(expected) // count_rows(images)]
+            )
     except (RuntimeError, TypeError, ValueError):  # its code asks for float32
         return False
     return difference(exact, found) <= min(ROUNDING * difference(exact, expected), TOLERANCE[torch.float16])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import Bridge
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ExampleSet
 from ensbridge.evaluation.predict import predict_each
 from ensbridge.metrics import fit_temperature, nll, nll_per_image, standard_error
 from ensbridge.metrics.cost import count_macs
@@ -49,7 +49,7 @@ class _Predictions:
     labels: Tensor
 
     @classmethod
-    def of(cls, candidate: Candidate, val: ImageSet, labels: Tensor, engine: Engine | None) -> _Predictions:
+    def of(cls, candidate: Candidate, val: ExampleSet, labels: Tensor, engine: Engine | None) -> _Predictions:
         first = candidate.models[0]
         numbered: dict[str, nn.Module] = {str(number): fast for number, fast in enumerate(candidate.models)}
         *log_probs, source = predict_each({**numbered, "source": first.source}, val, engine=engine).values()
@@ -82,7 +82,7 @@ class _Predictions:
 
 def choose(
     candidates: Sequence[Candidate],
-    val: ImageSet | None,
+    val: ExampleSet | None,
     calibrate: bool,
     say: Say,
     engine: Engine | None = None,
@@ -137,9 +137,9 @@ def choices_table(choices: Sequence[Choice]) -> str:
 
 
 def _compared(
-    candidates: Sequence[Candidate], predictions: Sequence[_Predictions], val: ImageSet, calibrate: bool
+    candidates: Sequence[Candidate], predictions: Sequence[_Predictions], val: ExampleSet, calibrate: bool
 ) -> tuple[Choice, ...]:
-    image = val.batch(torch.zeros(1, dtype=torch.long, device=val.images.device))[0]
+    image = next(val.batches(1))[0]
     losses = [cross_fitted_nll(each, calibrate) for each in predictions]
     best = min(range(len(losses)), key=lambda number: losses[number].mean().item())
     choices = []

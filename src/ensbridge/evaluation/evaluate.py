@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ensbridge import metrics
 from ensbridge.bridge.bridge import Bridge
-from ensbridge.data.loader import ImageSet, as_image_set
+from ensbridge.data.examples import ExampleSet
+from ensbridge.data.loader import Data, collect
 from ensbridge.evaluation.predict import predict, predict_by_size, predict_each
 from ensbridge.evaluation.scores import Bin, Detection, ModelInfo, Reliability, Row, Scores, find_control
 from ensbridge.evaluation.uncertainty import measure_detection, measure_uncertainty
@@ -22,9 +23,9 @@ from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.distributed import Engine
+from ensbridge.utils.inputs import Inputs
 from ensbridge.utils.progress import Advance, ignore
 
-Data = ImageSet | tuple[Tensor, Tensor]
 TOGETHER = 8  # models that share a pass over the images: as many predictions are in memory at once
 
 
@@ -41,7 +42,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 256,
     engine: Engine | None = None,
-    ood: Mapping[str, Data | Tensor] | None = None,
+    ood: Mapping[str, Data] | None = None,
 ) -> Scores:
     """Measure classifiers that return logits (B, K) on labelled images.
 
@@ -49,8 +50,9 @@ def evaluate(
     member is the unit of cost; the largest Ensemble among `models` unless given. `target` is the size of
     the ensemble to which the gap is measured, all of the reference unless given. `val` with labels fits
     the temperature of the calibrated NLL. `info` says what models are where they do not show it, such as
-    a network that was distilled. Models are run in evaluation mode. With an `engine` several processes
-    share the batches; each gets the scores, which are those of one process.
+    a network that was distilled. Data is brought to where models are, which run in evaluation mode and are
+    afterwards in the mode that they were in. With an `engine` several processes share the batches; each gets
+    the scores, which are those of one process.
 
     `ood`, other images by the name of their set, asks what each model's uncertainty is worth, in
     `row.uncertainty`: AURC and AUGRC, with `val` conformal prediction sets, and how well MSP, entropy, an
@@ -71,9 +73,7 @@ def evaluate(
     names = tuple(map(str, range(evaluator.classes)) if class_names is None else class_names)
     if len(names) != evaluator.classes:
         raise ValueError(f"class_names are {len(names)}; the members have {evaluator.classes} classes")
-    return Scores(
-        dataset, seed, names, environment(evaluator.test.images.device), rows, target=evaluator.target
-    )
+    return Scores(dataset, seed, names, environment(evaluator.test.device), rows, target=evaluator.target)
 
 
 class Evaluator:
@@ -90,7 +90,7 @@ class Evaluator:
         by_size: list[Tensor] | None = None,
         advance: Advance = ignore,
         seed: int = 0,
-        ood: Mapping[str, Data | Tensor] | None = None,
+        ood: Mapping[str, Data] | None = None,
     ) -> None:
         """Run every member, unless `by_size`, the predictions of DE-1 … DE-M on the test split, is known."""
         self.reference, self.batch_size, self.engine, self.advance = reference, batch_size, engine, advance
@@ -107,11 +107,11 @@ class Evaluator:
             None if self.val is None else predict_by_size(reference, self.val, batch_size, engine, advance)
         )
         self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.by_size]
-        self.image = self.test.batch(torch.arange(1, device=self.test.images.device))[0]
+        self.image = next(self.test.batches(1))[0]
 
     def _check_labels(self, by_size: list[Tensor] | None) -> None:
         """Refuse labels that are no classes of the members before these see more than one image."""
-        one = self.test.subset(torch.arange(1, device=self.test.images.device))
+        one = self.test.first(1)
         classes = (by_size[0] if by_size else predict(self.reference.source, one)).shape[1]
         for labels in (self.labels, self.val_labels):
             if labels is not None:
@@ -219,7 +219,7 @@ class Evaluator:
         answers |= self._predict(models, self.val)
         return {key: (log_probs, self.val_labels) for key, log_probs in answers.items()}
 
-    def _predict(self, models: Mapping[str, nn.Module], data: ImageSet) -> dict[str, Tensor]:
+    def _predict(self, models: Mapping[str, nn.Module], data: ExampleSet) -> dict[str, Tensor]:
         return predict_each(models, data, self.batch_size, self.engine, self.advance)
 
 
@@ -235,7 +235,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
     }
 
 
-def _cost(model: nn.Module, image: Tensor, one: nn.Module) -> dict[str, Any]:
+def _cost(model: nn.Module, image: Inputs, one: nn.Module) -> dict[str, Any]:
     """MACs and parameters of a model for one image, and as multiples of one member's."""
     macs, params = count_macs(model, image), count_params(model)
     return {
@@ -311,21 +311,20 @@ def _find_reference(models: Mapping[str, nn.Module]) -> Ensemble:
     return max(ensembles, key=len)
 
 
-def _labelled(data: Data, name: str) -> tuple[ImageSet, Tensor]:
-    images = as_image_set(data)
+def _labelled(data: Data, name: str) -> tuple[ExampleSet, Tensor]:
+    images = collect(data, name)
     if images.labels is None:
         raise ValueError(f"{name} has no labels; give (images, labels)")
     return images, images.labels
 
 
-def _other_images(ood: Mapping[str, Data | Tensor], test: ImageSet) -> dict[str, ImageSet]:
+def _other_images(ood: Mapping[str, Data], test: ExampleSet) -> dict[str, ExampleSet]:
     """Sets of other images, on the device of the test images and of their shape."""
-    sets = {name: as_image_set(images).without_labels() for name, images in ood.items()}
-    shape = tuple(test.images.shape[1:])
+    sets = {name: collect(images, name).without_labels() for name, images in ood.items()}
     for name, images in sets.items():
-        if tuple(images.images.shape[1:]) != shape:
+        if images.shapes != test.shapes:
             raise ValueError(
-                f"the images of {name!r} in ood have shape {tuple(images.images.shape[1:])}, the test images "
-                f"{shape}; bring them to that"
+                f"the images of {name!r} in ood have shape {images.shapes[0]}, the test images "
+                f"{test.shapes[0]}; bring them to that"
             )
-    return {name: images.to(test.images.device) for name, images in sets.items()}
+    return {name: images.to(test.device) for name, images in sets.items()}

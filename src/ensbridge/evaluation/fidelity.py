@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ensbridge.data.loader import Data, ImageSet, collect
+from ensbridge.data.examples import ExampleSet
+from ensbridge.data.loader import Data, collect
 from ensbridge.evaluation.evaluate import Evaluator
 from ensbridge.evaluation.predict import predict, predict_each
 from ensbridge.evaluation.scores import Row
@@ -28,6 +29,7 @@ from ensbridge.metrics.cost import count_macs
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members, try_network
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.preprocessed import Preprocess, with_preprocessing
+from ensbridge.utils.devices import evaluation_mode
 
 CLEAR = 2.0  # a difference below this many standard errors is not called one
 TRIED = 8  # images
@@ -57,6 +59,8 @@ class Fidelity:
     ensemble_row: Row | None
     worth_it: bool
     verdict: str
+    nll_gain_over_control: float | None = None  # None without a control, or without labels
+    nll_gain_over_control_se: float | None = None
 
     def __str__(self) -> str:
         before = "" if (self.temperature, self.source_logit_weight) == (1, 0) else " before calibration"
@@ -72,6 +76,9 @@ class Fidelity:
                 dee = dee_text(row.dee).replace("<1", "<1 (worse than one member)")
                 scores = f"NLL {row.nll:.4f}, Brier {row.brier:.4f}, ECE {row.ece:.4f}, DEE {dee}"
                 lines.append(f"{name}: accuracy {row.acc:.2f} %, {scores}{before if name == 'this' else ''}")
+        if self.nll_gain_over_control is not None:
+            gain, error = self.nll_gain_over_control, self.nll_gain_over_control_se
+            lines.append(f"NLL lower than the control's by {gain:.4f} ± {error:.4f}")
         return "\n".join([*lines, self.verdict])
 
 
@@ -80,14 +87,17 @@ def measure_fidelity(
     test: Data,
     members: Iterable[nn.Module] | Ensemble,
     preprocess: Sequence[Preprocess | None] | None = None,
+    control: FastEnsemble | None = None,
 ) -> Fidelity:
     """Compare a network with the real ensemble of `members` on test images, with or without labels.
 
     With labels the verdict is by NLL, against the source, and against the first members that cost no more,
     each at the temperature that is best for it on these very images: what a temperature alone can do is no
     merit of the bridges. Bridges beside a distilled source must be better than that source alone, likewise.
-    "Source" is the first member. How near the ensemble is, and DEE, are before calibration. Members are left
-    in evaluation mode.
+    "Source" is the first member. How near the ensemble is, and DEE, are before calibration; what is worse
+    than one member by them is not called worth it. `control` is a network that was made in the same way
+    without the ensemble: what is not clearly better than that is not worth it, either. Data is brought to
+    where the networks are, and these are afterwards in the mode that they were in.
 
     >>> from ensbridge._compress import compress
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
@@ -98,8 +108,31 @@ def measure_fidelity(
     """
     nets = checked_members(members, "fidelity")
     data = collect(test, "test")
-    ensemble = Ensemble(with_preprocessing(nets, preprocess)).eval()
-    few = data.subset(torch.arange(min(TRIED, len(data)), device=data.images.device))
+    ensemble = Ensemble(with_preprocessing(nets, preprocess))
+    with evaluation_mode([fast, ensemble]):
+        found = _measured(fast, data, ensemble)
+    if control is None or data.labels is None:
+        return found
+    log_probs = predict_each({"this": fast, "control": control}, data)
+    gain = nll_per_image(log_probs["control"], data.labels) - nll_per_image(log_probs["this"], data.labels)
+    return _beside_control(found, gain)
+
+
+def _beside_control(found: Fidelity, gain: Tensor) -> Fidelity:
+    """The comparison with the control's; `gain` is by how much its NLL is higher, for each example."""
+    mean, error = gain.mean().item(), standard_error(gain)
+    found = replace(found, nll_gain_over_control=mean, nll_gain_over_control_se=error)
+    if not found.worth_it or _is_clear(gain):
+        return found
+    verdict = (
+        f"not worth it: it is not clearly better than its control, which never saw the ensemble (a gain of "
+        f"{mean:.4f} ± {error:.4f} of NLL); keep the control, or give better members"
+    )
+    return replace(found, worth_it=False, verdict=verdict)
+
+
+def _measured(fast: FastEnsemble, data: ExampleSet, ensemble: Ensemble) -> Fidelity:
+    few = data.first(TRIED)
     _check(fast, ensemble, few, data.labels)
     costs = _costs(fast, ensemble, few)
     models = {**ensemble.by_size(), "this": fast, "its source": fast.source}
@@ -119,6 +152,12 @@ def measure_fidelity(
         own = nll_per_image(ours, data.labels)
         without = _best_nll(alone, data.labels) if fast.source_distilled and fast.bridges else None
         worth_it, verdict = _labelled_verdict(rows["source"].nll, best, own, without, nearer, costs)
+        if worth_it and is_below_one(rows["this"].dee):
+            figures = verdict.split(": ", 1)[1]
+            verdict = (
+                f"not worth it: before calibration it is worse than one member ({figures}); train longer"
+            )
+            worth_it = False
     else:
         worth_it, verdict = _unlabelled_verdict(source_kls, kls, costs)
     return Fidelity(
@@ -147,16 +186,16 @@ class _Costs(NamedTuple):
     members: list[float]
 
 
-def _costs(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet) -> _Costs:
-    image = few.batch(torch.arange(1, device=few.images.device))[0]
+def _costs(fast: FastEnsemble, ensemble: Ensemble, few: ExampleSet) -> _Costs:
+    image = next(few.batches(1))[0]
     macs = [count_macs(member, image) for member in ensemble.members]
     return _Costs(count_macs(fast, image) / macs[0], [total / macs[0] for total in accumulate(macs)])
 
 
-def _check(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet, labels: Tensor | None) -> None:
+def _check(fast: FastEnsemble, ensemble: Ensemble, few: ExampleSet, labels: Tensor | None) -> None:
     """Refuse images and labels that the networks cannot take, and a first member that is not the source."""
     images = next(iter(few.batches(len(few))))[0]
-    try_network(fast.eval(), images, "this model", "give test images as compress had them")
+    try_network(fast, images, "this model", "give test images as compress had them")
     try_members(ensemble, images)
     mine, theirs = predict(fast.source, few), predict(ensemble.source, few)
     if mine.shape != theirs.shape or not (
@@ -168,6 +207,15 @@ def _check(fast: FastEnsemble, ensemble: Ensemble, few: ImageSet, labels: Tensor
         )
     if labels is not None:
         checked_labels(labels, mine.shape[1])
+
+
+def is_below_one(dee: float | str | None) -> bool:
+    """Whether a DEE, a number or such as "<1" or ">3", is below that of one member.
+
+    >>> [is_below_one(dee) for dee in (0.89, "<1", 1.0, 2.5, ">3")]
+    [True, True, False, False, False]
+    """
+    return dee is not None and (dee < 1 if isinstance(dee, float | int) else str(dee).startswith("<"))
 
 
 def _before_calibration(row: Row, evaluator: Evaluator, raw: Tensor) -> Row:

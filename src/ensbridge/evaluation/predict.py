@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ExampleSet
 from ensbridge.methods.base import Batch, feature_names_of
 from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.distributed import Engine
+from ensbridge.utils.devices import evaluation_mode
+from ensbridge.utils.inputs import Inputs, count_rows, tensors_of
 from ensbridge.utils.progress import Advance, ignore
 
 
 def predict(
     model: nn.Module,
-    data: ImageSet,
+    data: ExampleSet,
     batch_size: int = 256,
     engine: Engine | None = None,
     advance: Advance = ignore,
@@ -28,6 +30,7 @@ def predict(
     images times models.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    >>> from ensbridge.data import ImageSet
     >>> predict(net, ImageSet(torch.rand(5, 1, 2, 2))).shape
     torch.Size([5, 3])
     """
@@ -37,18 +40,20 @@ def predict(
 @torch.no_grad()
 def predict_each(
     models: Mapping[str, nn.Module],
-    data: ImageSet,
+    data: ExampleSet,
     batch_size: int = 256,
     engine: Engine | None = None,
     advance: Advance = ignore,
 ) -> dict[str, Tensor]:
-    """The same for several models at once: what they have in common, such as a source, runs once a batch."""
+    """The same for several models at once: what they have in common, such as a source, runs once a batch.
+
+    Batches are brought to where each model is, and its predictions to where the data is. Models are run in
+    evaluation mode and are afterwards in the mode that they were in.
+    """
     if not models:
         return {}
-    for model in models.values():
-        model.eval()
 
-    def run(images: Tensor) -> Tensor:
+    def run(images: Inputs) -> Tensor:
         answers = predict_batch(models, images)
         classes = {name: log_probs.shape[-1] for name, log_probs in answers.items()}
         first = next(iter(classes))
@@ -59,13 +64,14 @@ def predict_each(
                 )
         return torch.stack(list(answers.values()))
 
-    whole = run_in_batches(run, data, batch_size, engine, lambda images: advance(images * len(models)))
+    with evaluation_mode(models.values()):
+        whole = run_in_batches(run, data, batch_size, engine, lambda images: advance(images * len(models)))
     return dict(zip(models, whole, strict=True))
 
 
 def run_in_batches(
-    run: Callable[[Tensor], Tensor],
-    data: ImageSet,
+    run: Callable[[Inputs], Tensor],
+    data: ExampleSet,
     batch_size: int = 256,
     engine: Engine | None = None,
     advance: Advance = ignore,
@@ -73,11 +79,11 @@ def run_in_batches(
     """What `run` makes of every batch, images in dimension 1; `advance` counts images of all processes."""
     elsewhere = len(data)  # images that other processes predict
 
-    def run_and_report(images: Tensor) -> Tensor:
+    def run_and_report(images: Inputs) -> Tensor:
         nonlocal elsewhere
-        outputs = run(images)
-        elsewhere -= len(images)
-        advance(len(images))
+        outputs, count = run(images), count_rows(images)
+        elsewhere -= count
+        advance(count)
         return outputs
 
     if engine is None:
@@ -87,8 +93,8 @@ def run_in_batches(
     return whole
 
 
-def predict_batch(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, Tensor]:
-    """Log-probabilities (B, K) of a batch by model; models are in evaluation mode.
+def predict_batch(models: Mapping[str, nn.Module], images: Inputs) -> dict[str, Tensor]:
+    """Log-probabilities (B, K) of a batch by model, on the batch's device; models are in evaluation mode.
 
     A network that is a member or the source of several models runs once, and so does a bridge.
     """
@@ -113,12 +119,15 @@ def predict_batch(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, 
             return model.with_source(images, batch.run, call)[0]
         return batch.run(model, images)[0]
 
-    return {name: at_least_float32(logits(model)).log_softmax(-1) for name, model in models.items()}
+    device = tensors_of(images)[0].device
+    return {
+        name: at_least_float32(logits(model)).log_softmax(-1).to(device) for name, model in models.items()
+    }
 
 
 def predict_by_size(
     ensemble: Ensemble,
-    data: ImageSet,
+    data: ExampleSet,
     batch_size: int = 256,
     engine: Engine | None = None,
     advance: Advance = ignore,

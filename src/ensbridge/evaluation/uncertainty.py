@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge import metrics
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ExampleSet
 from ensbridge.evaluation.predict import predict_batch, run_in_batches
 from ensbridge.evaluation.scores import Detection, ImageScore, PredictionSets, Uncertainty
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.distributed import Engine
+from ensbridge.utils.devices import evaluation_mode
+from ensbridge.utils.inputs import Inputs
 from ensbridge.utils.progress import Advance, ignore
 
 ALPHA = 0.05  # prediction sets are to hold the label of 95 % of the images
@@ -31,7 +33,7 @@ ALPHA = 0.05  # prediction sets are to hold the label of 95 % of the images
 @torch.no_grad()
 def score_images(
     models: Mapping[str, nn.Module],
-    data: ImageSet,
+    data: ExampleSet,
     batch_size: int = 256,
     engine: Engine | None = None,
     advance: Advance = ignore,
@@ -39,6 +41,7 @@ def score_images(
     """Every score (N,) that each model has of a set of images; networks that models share run once a batch.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
+    >>> from ensbridge.data import ImageSet
     >>> images = ImageSet(torch.rand(5, 1, 2, 2))
     >>> scores = score_images({"one": nets[0], "both": Ensemble(nets)}, images)
     >>> [(name, list(by_name)) for name, by_name in scores.items()]
@@ -46,10 +49,9 @@ def score_images(
     """
     networks, names = dict(models), {name: _names(model) for name, model in models.items()}
     for name, model in models.items():
-        model.eval()
         networks |= {f"{name}/{number}": part for number, part in enumerate(_parts(model))}
 
-    def run(images: Tensor) -> Tensor:
+    def run(images: Inputs) -> Tensor:
         log_probs = predict_batch(networks, images)
         scores = []
         for name, model in models.items():
@@ -57,7 +59,8 @@ def score_images(
             scores += _scores(log_probs[name], parts, names[name])
         return torch.stack(scores)
 
-    whole = run_in_batches(run, data, batch_size, engine, lambda images: advance(images * len(models)))
+    with evaluation_mode(models.values()):
+        whole = run_in_batches(run, data, batch_size, engine, lambda images: advance(images * len(models)))
     rows = iter(whole.cpu())
     return {name: {score: next(rows) for score in names[name]} for name in models}
 
@@ -109,8 +112,8 @@ def measure_uncertainty(
 
 def measure_detection(
     models: Mapping[str, nn.Module],
-    test: ImageSet,
-    ood: Mapping[str, ImageSet],
+    test: ExampleSet,
+    ood: Mapping[str, ExampleSet],
     batch_size: int = 256,
     engine: Engine | None = None,
     advance: Advance = ignore,

@@ -16,6 +16,7 @@ from torch import nn
 
 from ensbridge._aliases import upgrade_config
 from ensbridge.data.digits import Splits
+from ensbridge.data.examples import ImageSet
 from ensbridge.evaluation.evaluate import Evaluator, environment
 from ensbridge.evaluation.robustness import KEPT, add_corrupted, check_corrupted
 from ensbridge.evaluation.scores import (
@@ -256,7 +257,7 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
         dataset=recipe.name,
         seed=run.seed,
         class_names=recipe.class_names,
-        environment=environment(evaluator.test.images.device),
+        environment=environment(evaluator.test.device),
         rows=evaluator.measure(ensembles) + rows.measure(evaluator),
         settings=_settings(plan, recipe),
         target=recipe.target,
@@ -281,7 +282,7 @@ def _transitions(models: Iterable[nn.Module], evaluator: Evaluator) -> tuple[Tra
         for model in models
         if isinstance(model, FastEnsemble) and model.bridges and not model.average_source
     ]
-    if not fast:
+    if not fast or not isinstance(evaluator.test, ImageSet):
         return ()
     longest = max(fast, key=lambda model: model.each_bridge()[0].steps)
     source, target = (evaluator.by_size[size - 1].exp() for size in (1, evaluator.target))

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.features import forward_with_features
+from ensbridge.utils.inputs import Inputs, map_inputs, to_network
 
 Teacher = tuple[Ensemble, str | None]  # an ensemble, and the feature of its source that is read, if any
-Runner = Callable[[Tensor], tuple[Tensor, ...]]  # a network's pass: its logits, then its features
+Runner = Callable[[Inputs], tuple[Tensor, ...]]  # a network's pass: its logits, then its features
 
 
 class TeacherOutputs(NamedTuple):
@@ -41,7 +42,7 @@ class Batch:
     True
     """
 
-    images: Tensor  # (B, C, H, W)
+    images: Inputs  # (B, C, H, W), or whatever else the networks take
     labels: Tensor | None  # (B,)
     generator: torch.Generator | None = None
     feature_names: Mapping[nn.Module, tuple[str, ...]] = field(default_factory=dict, repr=False)
@@ -57,19 +58,21 @@ class Batch:
         """Every member's logits (M, B, K)."""
         return ensemble.member_logits(self.images, self.run)
 
-    def run(self, network: nn.Module, images: Tensor, *features: str) -> tuple[Tensor, ...]:
+    def run(self, network: nn.Module, images: Inputs, *features: str) -> tuple[Tensor, ...]:
         """What `forward_with_features` gives for the batch's images, from one pass whoever asks."""
         seen = self._seen.setdefault(network, {})  # its logits under None, its features under their names
         if not {None, *features} <= seen.keys():
             names = self.feature_names.get(network, features)
-            # Each has images of its own: a network may well work in place.
-            run = self.runners.get(
-                network, lambda batch: forward_with_features(network, batch.clone(), *names)
-            )
+            run = self.runners.get(network, lambda inputs: _run_on_copy(network, inputs, names))
             with torch.no_grad():
                 outputs = run(images)
             seen.update(zip((None, *names), outputs, strict=True))
         return tuple(seen[name] for name in (None, *features))
+
+
+def _run_on_copy(network: nn.Module, inputs: Inputs, features: Sequence[str]) -> tuple[Tensor, ...]:
+    """A network's pass on inputs of its own, since it may well work in place, and where its weights are."""
+    return forward_with_features(network, map_inputs(torch.clone, to_network(inputs, network)), *features)
 
 
 def feature_names_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -82,8 +82,9 @@ class BezierCurve(AbstractMethod):
         """The cross-entropy with the labels at one random place of the curve."""
         if batch.labels is None:
             raise ValueError("a curve learns from labels and the data has none; give (images, labels)")
-        alpha = torch.rand((), generator=batch.generator, device=batch.images.device)
-        return F.cross_entropy(at_least_float32(self.curve_point(batch.images, alpha)), batch.labels)
+        images = cast(Tensor, batch.images)
+        alpha = torch.rand((), generator=batch.generator, device=images.device)
+        return F.cross_entropy(at_least_float32(self.curve_point(images, alpha)), batch.labels)
 
     def model(self) -> nn.Module:
         """The network at the curve's centre."""

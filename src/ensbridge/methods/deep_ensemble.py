@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ensbridge.methods.base import AbstractMethod, Batch, Teacher
 from ensbridge.models.ensemble import Ensemble
+from ensbridge.utils.inputs import map_inputs
 
 
 class DeepEnsemble(AbstractMethod):
@@ -35,7 +36,7 @@ class DeepEnsemble(AbstractMethod):
         """The sum over members of the mean cross-entropy with the labels."""
         if batch.labels is None:
             raise ValueError("members learn from labels and the data has none; give (images, labels)")
-        images, labels = self._own(batch.images), self._own(batch.labels)
+        images, labels = map_inputs(self._own, batch.images), self._own(batch.labels)
         logits = self.ensemble.member_logits(images)
         if labels.device.type == "cpu":  # looking at an accelerator's would stall it
             low, high = int(labels.min()), int(labels.max())

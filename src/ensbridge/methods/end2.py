@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ensbridge.methods.base import AbstractMethod, Batch, Teacher
 from ensbridge.models.ensemble import Ensemble, at_least_float32, weights_digest
+from ensbridge.utils.inputs import call_network
 
 # Members that agree exactly have an infinite s; beyond this, s changes nothing that float32 can see.
 S_MAX = 1e6
@@ -132,7 +133,7 @@ class ProxyEnD2(AbstractMethod):
 
     def loss(self, batch: Batch) -> Tensor:
         """The Dirichlet's loss against the proxy of the members."""
-        logits = at_least_float32(self.classifier.net(batch.images))
+        logits = at_least_float32(call_network(self.classifier.net, batch.images))
         return end2_loss(logits, batch.member_logits(self.ensemble), self.tau, self.divisor)
 
     def model(self) -> DirichletClassifier:

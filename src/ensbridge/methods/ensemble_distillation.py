@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher
 from ensbridge.models.ensemble import Ensemble, at_least_float32, weights_digest
 from ensbridge.models.features import read_logits
+from ensbridge.utils.inputs import call_network
 
 
 def distillation_loss(logits_BK: Tensor, teachers_MBK: Tensor, tau: float) -> Tensor:
@@ -54,7 +55,7 @@ class EnsembleDistillation(AbstractMethod):
 
     def loss(self, batch: Batch) -> Tensor:
         """The softened cross-entropy with every member."""
-        logits = at_least_float32(read_logits(self.student(batch.images)))
+        logits = at_least_float32(read_logits(call_network(self.student, batch.images)))
         return distillation_loss(logits, batch.member_logits(self.ensemble), self.tau)
 
     def model(self) -> nn.Module:

@@ -12,6 +12,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ensbridge.utils.inputs import to_network, unpack
+
 
 def count_params(module: nn.Module) -> int:
     """The number of parameters of a module, each shared one counted once.
@@ -25,6 +27,8 @@ def count_params(module: nn.Module) -> int:
 def count_macs(module: nn.Module, *inputs: Any, convs_only: bool = False) -> int:
     """The multiply-accumulates of `module(*inputs)` in eval mode, for the whole batch given.
 
+    Inputs that come as one mapping are given by name; all are brought to where the module is.
+
     Convolutions, linear layers, matrix products and attention count; additions of a bias, normalisation and
     other elementwise work do not, nor do recurrent layers that run as one fused kernel. `convs_only` leaves
     only the convolutions. The module, its buffers and the random state are afterwards as they were before.
@@ -34,9 +38,10 @@ def count_macs(module: nn.Module, *inputs: Any, convs_only: bool = False) -> int
     >>> count_macs(net, image), count_macs(net, image, convs_only=True)
     (4736, 3456)
     """
+    arguments, named = unpack(to_network(inputs[0] if len(inputs) == 1 else inputs, module))
     counter = FlopCounterMode(display=False, custom_mapping=_MORE_PRODUCTS)
     with _untouched(module, inputs) as buffers, _attention_in_the_open(), torch.no_grad(), counter:
-        functional_call(module, buffers, inputs)
+        functional_call(module, buffers, arguments, named)
     flops = counter.get_flop_counts().get("Global", {})
     return sum(count for op, count in flops.items() if not convs_only or "conv" in str(op)) // 2
 

@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ensbridge.models.features import forward_with_features, read_logits, uncompiled
+from ensbridge.models.input_checks import kind_of, remedy_for
 from ensbridge.models.stored_network import Build, StoredNetwork, load_weights
+from ensbridge.utils.inputs import Inputs, call_network, count_rows, pack, shapes_of, to_network
 from ensbridge.utils.text import one_line
 
-# A network, images and names of its modules in; its logits, then these modules' outputs, out.
+# A network, inputs and names of its modules in; its logits, then these modules' outputs, out.
 Forward: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 
@@ -150,13 +152,13 @@ class Ensemble(nn.Module):
         """
         return {f"DE-{size}": self.first(size) for size in range(1, len(self) + 1)}
 
-    def member_logits(self, images: Tensor, run: Forward = forward_with_features) -> Tensor:
+    def member_logits(self, inputs: Inputs, run: Forward = forward_with_features) -> Tensor:
         """Every member's logits, (M, B, K); `run` runs a member, for whoever shares it between models."""
-        return stack_logits([run(member, images)[0] for member in self.members])
+        return stack_logits([run(member, inputs)[0] for member in self.members])
 
-    def forward(self, images: Tensor) -> Tensor:
-        """The ensemble's logits (B, K)."""
-        return ensemble_logit(self.member_logits(images))
+    def forward(self, *inputs: Any, **named: Tensor) -> Tensor:
+        """The ensemble's logits (B, K) for what each member is called with."""
+        return ensemble_logit(self.member_logits(pack(inputs, named)))
 
 
 def list_members(members: Sequence[nn.Module] | Ensemble) -> list[nn.Module]:
@@ -189,12 +191,12 @@ def checked_members(members: Iterable[nn.Module] | Ensemble, receiver: str) -> l
     return nets
 
 
-def try_members(ensemble: Ensemble, images: Tensor) -> None:
-    """Run a few images through each member, so that what cannot work is named before anything begins."""
+def try_members(ensemble: Ensemble, inputs: Inputs) -> None:
+    """Run a few examples through each member, so that what cannot work is named before anything begins."""
     classes = 0
     for number, member in enumerate(ensemble.members, 1):
         remedy = "give the function that prepares them for it in preprocess="
-        count = try_network(member, images, f"member {number}", remedy)
+        count = try_network(member, inputs, f"member {number}", remedy)
         classes = classes or count
         if count != classes:
             raise ValueError(
@@ -203,14 +205,17 @@ def try_members(ensemble: Ensemble, images: Tensor) -> None:
 
 
 @torch.no_grad()
-def try_network(net: nn.Module, images: Tensor, name: str, remedy: str) -> int:
-    """The number of a network's classes; one that cannot take images, or returns no logits, is refused."""
+def try_network(net: nn.Module, inputs: Inputs, name: str, remedy: str) -> int:
+    """The number of a network's classes; one that cannot take the inputs, or returns no logits, is refused.
+
+    Inputs are brought to the network's device.
+    """
     try:
-        output = net(images)
+        output = call_network(net, to_network(inputs, net))
     except Exception as error:  # whatever a network makes of an image that is not for it
         raise ValueError(
-            f"{name} cannot take images of {images.dtype} and shape {tuple(images.shape[1:])} "
-            f"({one_line(error)}); {_obvious_remedy(images, net) or remedy}"
+            f"{name} cannot take {kind_of(inputs)} of {shapes_of(inputs)} ({one_line(error)}); "
+            f"{remedy_for(inputs, net) or remedy}"
         ) from error
     try:
         logits = read_logits(output)
@@ -218,8 +223,8 @@ def try_network(net: nn.Module, images: Tensor, name: str, remedy: str) -> int:
         raise ValueError(f"{name}: {error}") from error
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ValueError(
-            f"{name} returns {tuple(logits.shape)} for {len(images)} images; it must return "
-            "logits of shape (images, classes), of 2 classes or more"
+            f"{name} returns {tuple(logits.shape)} for {count_rows(inputs)} {kind_of(inputs)}; it must "
+            f"return logits of shape ({kind_of(inputs)}, classes), of 2 classes or more"
         )
     if not logits.isfinite().all():
         raise ValueError(f"{name} returns logits that are not finite; check its weights")
@@ -227,15 +232,6 @@ def try_network(net: nn.Module, images: Tensor, name: str, remedy: str) -> int:
     if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
         raise ValueError(f"{name} returns probabilities; give it without its softmax")
     return logits.shape[1]
-
-
-def _obvious_remedy(images: Tensor, net: nn.Module) -> str | None:
-    dtype = next((weight.dtype for weight in net.parameters() if weight.is_floating_point()), images.dtype)
-    if images.dtype != dtype:
-        return f"give images as {dtype}, as its weights are"
-    if images.shape[-1] in (1, 3, 4) and images.shape[1] not in (1, 3, 4):
-        return "give images as (images, channels, height, width), with .permute(0, 3, 1, 2)"
-    return None
 
 
 def weights_digest(net: nn.Module) -> str:
@@ -267,4 +263,5 @@ def stack_logits(logits: Sequence[Tensor]) -> Tensor:
         raise ValueError(
             f"members give outputs of shape {tuple(logits[0].shape)}; logits must be (images, classes)"
         )
-    return at_least_float32(torch.stack(list(logits)))
+    device = logits[0].device  # members may lie on several
+    return at_least_float32(torch.stack([output.to(device) for output in logits]))

@@ -14,7 +14,10 @@ from ensbridge.bridge.bridge import AbstractBridge
 from ensbridge.models.calibration import calibrated
 from ensbridge.models.ensemble import Ensemble, Forward, at_least_float32, ensemble_logit
 from ensbridge.models.features import find_module, forward_with_features, uncompiled
+from ensbridge.models.input_checks import checked_inputs, refusal
 from ensbridge.models.preprocessed import Preprocess
+from ensbridge.utils.inputs import Inputs, pack
+from ensbridge.utils.text import one_line
 
 if TYPE_CHECKING:
     from ensbridge.data.loader import Data
@@ -62,6 +65,7 @@ class AbstractFastEnsemble(nn.Module, ABC):
     temperature: float
     source_logit_weight: float
     average_source: bool
+    image_shape: tuple[int, ...] | None = None  # of one example, where it is one tensor and known
 
     @abstractmethod
     def mean(self, logits: Sequence[Tensor]) -> Tensor:
@@ -72,21 +76,29 @@ class AbstractFastEnsemble(nn.Module, ABC):
         """What is read of the source beside its logits: the bridges' feature, nothing without bridges."""
         return (self.feature,) if self.feature else ()
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, K)."""
-        return self.with_source(images)[0]
+    def forward(self, *inputs: Any, **named: Tensor) -> Tensor:
+        """Logits (B, K), for what the source is called with: `fast(images)`, `fast(input_ids=…, …)`."""
+        return self.with_source(pack(inputs, named))[0]
 
     def with_source(
         self,
-        images: Tensor,
+        inputs: Inputs,
         run: Forward = forward_with_features,
         call: Callable[[nn.Module, Tensor, Tensor], Tensor] = call_bridge,
     ) -> tuple[Tensor, Tensor]:
         """Logits (B, K) and, from the same pass, the source's own.
 
-        `run` and `call` run the source and a bridge, for whoever shares these between models.
+        Several inputs come as one tuple or mapping. `run` and `call` run the source and a bridge, for whoever
+        shares these between models.
         """
-        source_logits, *read = run(self.source, images, *self.features)
+        inputs = checked_inputs(inputs, self.image_shape)
+        try:
+            source_logits, *read = run(self.source, inputs, *self.features)
+        except (RuntimeError, TypeError) as error:
+            sentence = refusal(inputs, self.source)
+            if sentence is None:
+                raise
+            raise ValueError(f"{sentence} ({one_line(error)})") from error
         source_logits = at_least_float32(source_logits)
         logits = [call(bridge, h, source_logits) for h in read for bridge in self.bridges]
         mean = self.mean([source_logits, *logits] if self.average_source or not logits else logits)
@@ -185,15 +197,17 @@ class FastEnsemble(AbstractFastEnsemble):
         *,
         members: Iterable[nn.Module] | Ensemble,
         preprocess: Sequence[Preprocess | None] | None = None,
+        control: FastEnsemble | None = None,
     ) -> Fidelity:
         """How near this comes to the real ensemble of `members` on test images, what it costs, and a verdict.
 
         Labels are not needed; with them the verdict is by NLL. Printed, it is a few lines of text. Members
-        and `preprocess` are those that `compress` had; they are left in evaluation mode.
+        and `preprocess` are those that `compress` had; data is brought to where they are. `control`, a model
+        that `compress` made of the first member and a copy of it, tells what of the gain is the ensemble's.
         """
         from ensbridge.evaluation.fidelity import measure_fidelity
 
-        return measure_fidelity(self, test, members, preprocess)
+        return measure_fidelity(self, test, members, preprocess, control)
 
     def save(
         self,

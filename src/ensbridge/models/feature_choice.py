@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ensbridge.metrics.cost import count_macs
 from ensbridge.models.features import Hook, forward_with_features, plain_name, run_with_hooks, uncompiled
 from ensbridge.models.sizing import cheapest_macs, fitting_score, has_channels_last
+from ensbridge.utils.devices import evaluation_mode
+from ensbridge.utils.inputs import Inputs, map_inputs
 
 EARLIEST, LATEST = 0.05, 0.8  # a stem tells little, and behind the last layers there is nothing to save
 
@@ -28,7 +28,7 @@ class Feature:
     share: float
 
 
-def list_features(net: nn.Module, image: Tensor) -> list[Feature]:
+def list_features(net: nn.Module, image: Inputs) -> list[Feature]:
     """Every module's output that is a map, tokens or a vector, in the order in which they are computed.
 
     >>> net = nn.Sequential(nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU()), nn.Flatten(), nn.Linear(16, 3))
@@ -43,7 +43,7 @@ def list_features(net: nn.Module, image: Tensor) -> list[Feature]:
         return lambda _module, _inputs, output: seen.append((name, output, counter.get_total_flops()))
 
     hooks = {module: [record(name)] for name, module in _names_of(net).items()}
-    with _evaluating(net), counter:
+    with torch.no_grad(), evaluation_mode([net]), counter:
         run_with_hooks(net, _two_of(image), hooks)
     total = max(counter.get_total_flops(), 1)
     runs = Counter(name for name, _, _ in seen)
@@ -60,22 +60,9 @@ def _names_of(net: nn.Module) -> dict[str, nn.Module]:
     return {plain_name(name): module for name, module in net.named_modules() if plain_name(name)}
 
 
-@contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; each module's own mode returns on leaving."""
-    training = [(module, module.training) for module in net.modules()]
-    try:
-        with torch.no_grad():
-            net.eval()
-            yield
-    finally:
-        for module, was in training:
-            module.training = was
-
-
-def _two_of(image: Tensor) -> Tensor:
+def _two_of(image: Inputs) -> Inputs:
     """Two images, so that what is not of one image each, such as an embedding of positions, shows itself."""
-    return torch.cat([image[:1], image[:1]])
+    return map_inputs(lambda tensor: torch.cat([tensor[:1], tensor[:1]]), image)
 
 
 def _trouble(feature: Tensor) -> str | None:
@@ -98,7 +85,7 @@ class FeatureChoice:
 
 
 def choose_feature(
-    source: nn.Module, image: Tensor, feature: str | None, budget: float, bridges: int = 1
+    source: nn.Module, image: Inputs, feature: str | None, budget: float, bridges: int = 1
 ) -> FeatureChoice:
     """The feature that is named, or the earliest whose bridges fit the budget, with a score network for it.
 
@@ -117,7 +104,7 @@ def choose_feature(
         candidates, why = [_named(source, image, feature)], "as asked"
     else:
         candidates, why = _stages(source, list_features(source, image)), f"the earliest that fits ×{budget:g}"
-    with _evaluating(source):
+    with torch.no_grad(), evaluation_mode([source]):
         classes = forward_with_features(source, _two_of(image))[0].shape[-1]
     whole = count_macs(source, image)
     allowed = (budget - 1) * whole / bridges
@@ -147,9 +134,9 @@ def choose_feature(
     )
 
 
-def _named(source: nn.Module, image: Tensor, feature: str) -> Feature:
+def _named(source: nn.Module, image: Inputs, feature: str) -> Feature:
     """The feature that the user names."""
-    with _evaluating(source):
+    with torch.no_grad(), evaluation_mode([source]):
         output = forward_with_features(source, _two_of(image), feature)[1]
     if trouble := _trouble(output):
         raise ValueError(

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ensbridge.utils.inputs import Inputs, call_network
+
 Hook = Callable[[nn.Module, object, object], None]
 
 
@@ -115,7 +117,7 @@ def _read_feature(output: object, feature: str) -> Tensor:
     return output.clone()
 
 
-def forward_with_features(net: nn.Module, images: Tensor, *features: str) -> tuple[Tensor, ...]:
+def forward_with_features(net: nn.Module, inputs: Inputs, *features: str) -> tuple[Tensor, ...]:
     """Run `net` once and return its logits, then the output of each module in `features`.
 
     A module that runs several times in one pass is refused: which of its outputs is meant, nobody can tell.
@@ -127,13 +129,13 @@ def forward_with_features(net: nn.Module, images: Tensor, *features: str) -> tup
     (torch.Size([2, 3]), torch.Size([2, 8]))
     """
     if not features:
-        return (read_logits(net(images)),)
+        return (read_logits(call_network(net, inputs)),)
     net = uncompiled(net)
     outputs: dict[str, list[Tensor]] = {feature: [] for feature in features}
     hooks: dict[nn.Module, list[Hook]] = {}
     for feature in outputs:
         hooks.setdefault(find_module(net, feature), []).append(_recorder(feature, outputs[feature]))
-    logits = read_logits(run_with_hooks(net, images, hooks))
+    logits = read_logits(run_with_hooks(net, inputs, hooks))
     read = {feature: _only(outputs[feature], feature) for feature in outputs}
     return logits, *(read[feature] for feature in features)
 
@@ -153,8 +155,8 @@ def _only(outputs: list[Tensor], feature: str) -> Tensor:
     return outputs.pop()  # so that it lives no longer than its user wants
 
 
-def run_with_hooks(net: nn.Module, images: Tensor, hooks: Mapping[nn.Module, Sequence[Hook]]) -> object:
-    """`net(images)` with forward hooks on some of its modules that no other call sees.
+def run_with_hooks(net: nn.Module, inputs: Inputs, hooks: Mapping[nn.Module, Sequence[Hook]]) -> object:
+    """`net(inputs)` with forward hooks on some of its modules that no other call sees.
 
     >>> import torch
     >>> net, seen = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), []
@@ -163,12 +165,12 @@ def run_with_hooks(net: nn.Module, images: Tensor, hooks: Mapping[nn.Module, Seq
     ([torch.Size([2, 8])], 0)
     """
     if not _is_exported():
-        return _copy_with_hooks(net, hooks, {})(images)
+        return call_network(_copy_with_hooks(net, hooks, {}), inputs)
     handles = [
         module.register_forward_hook(hook) for module, registered in hooks.items() for hook in registered
     ]
     try:
-        return net(images)
+        return call_network(net, inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -247,6 +249,6 @@ class FeatureExtractor(nn.Module):
         super().__init__()
         self.net, self.features = uncompiled(net), features
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """The network's logits and the features."""
-        return forward_with_features(self.net, images, *self.features)
+    def forward(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        """The network's logits and the features; several inputs come as one tuple or mapping."""
+        return forward_with_features(self.net, inputs, *self.features)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ensbridge.models.features import uncompiled
+from ensbridge.utils.inputs import call_network, pack
 
-Preprocess = Callable[[Tensor], Tensor]
+Preprocess = Callable[[Any], Any]  # of a batch of inputs: a tensor, or a tuple or mapping of tensors
 
 
 class Preprocessed(nn.Module):
@@ -25,9 +27,9 @@ class Preprocessed(nn.Module):
         super().__init__()
         self.net, self.preprocess = uncompiled(net), _traceable(preprocess)
 
-    def forward(self, images: Tensor) -> object:
-        """What the network returns for the preprocessed images."""
-        return self.net(self.preprocess(images))
+    def forward(self, *inputs: Any, **named: Tensor) -> object:
+        """What the network returns for the preprocessed inputs."""
+        return call_network(self.net, self.preprocess(pack(inputs, named)))
 
 
 class Normalised(nn.Module):

@@ -5,13 +5,14 @@ Shapes: S samples, B images, K classes.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ensbridge.models.ensemble import Forward, at_least_float32, ensemble_logit
 from ensbridge.models.features import find_module, forward_with_features, uncompiled
+from ensbridge.utils.inputs import Inputs, pack
 
 
 class Sampler(Protocol):
@@ -47,13 +48,13 @@ class SampledEnsemble(nn.Module):
         self.source, self.sampler = uncompiled(source), sampler
         self.feature, self.samples, self.seed = feature, samples, seed
 
-    def member_logits(self, images: Tensor, run: Forward = forward_with_features) -> Tensor:
+    def member_logits(self, inputs: Inputs, run: Forward = forward_with_features) -> Tensor:
         """The samples' logits (S, B, K); `run` runs the source, for whoever shares it between models."""
-        logits, h = run(self.source, images, self.feature)
+        logits, h = run(self.source, inputs, self.feature)
         logits = at_least_float32(logits)
         generator = torch.Generator(logits.device).manual_seed(self.seed)
         return self.sampler.draw(h, logits, self.samples, generator)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, *inputs: Any, **named: Tensor) -> Tensor:
         """The logits (B, K) of the samples' mean prediction."""
-        return ensemble_logit(self.member_logits(images))
+        return ensemble_logit(self.member_logits(pack(inputs, named)))

@@ -14,6 +14,7 @@ from ensbridge.metrics.cost import count_macs
 from ensbridge.models.inverted_residual import conv_bn
 from ensbridge.models.score_net import ScoreNet
 from ensbridge.models.token_score import TokenScore
+from ensbridge.utils.inputs import Inputs, tensors_of
 
 WIDTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -75,7 +76,7 @@ class MapScore(nn.Module):
         return self.score(self.entry(h.to(self.score.head.weight.dtype)), z_t, t)
 
 
-def has_channels_last(feature: Tensor, images: Tensor) -> bool:
+def has_channels_last(feature: Tensor, inputs: Inputs) -> bool:
     """Whether a map lies as (B, H, W, C): that way, and not as (B, C, H, W), it has the images' proportions.
 
     >>> import torch
@@ -83,7 +84,8 @@ def has_channels_last(feature: Tensor, images: Tensor) -> bool:
     >>> has_channels_last(torch.rand(1, 8, 8, 24), images), has_channels_last(torch.rand(1, 24, 8, 8), images)
     (True, False)
     """
-    if feature.ndim != 4 or images.ndim != 4:
+    images = next((tensor for tensor in tensors_of(inputs) if tensor.ndim == 4), None)
+    if feature.ndim != 4 or images is None:
         return False
     height, width = images.shape[2:]
     first, second, third = feature.shape[1:]

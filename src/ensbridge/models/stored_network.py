@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from ensbridge.models.features import plain_name, uncompiled
 from ensbridge.utils.files import open_regular_file
+from ensbridge.utils.inputs import call_network, pack, tensors_of
 from ensbridge.utils.text import visible
 
 Build = Callable[[], nn.Module]
@@ -187,10 +188,11 @@ class StoredNetwork(nn.Module):
         # By which a run knows its teachers again, as it does by others' weights.
         self.register_buffer("digest", torch.tensor(list(content.digest()), dtype=torch.uint8))
 
-    def forward(self, images: Tensor) -> object:
+    def forward(self, *inputs: Any, **named: Tensor) -> object:
         """What the network returns."""
+        batch = pack(inputs, named)
         with torch.no_grad():
-            return self._loaded().to(images.device).eval()(images)
+            return call_network(self._loaded().to(tensors_of(batch)[0].device).eval(), batch)
 
     def _loaded(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # building draws weights that are thrown away

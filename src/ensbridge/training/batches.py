@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ExampleSet
 from ensbridge.data.stream import Stream, map_tensors, tensors_of
 from ensbridge.data.stream_reader import AbstractReader, open_reader
 from ensbridge.training.config import FitConfig, PerMemberShuffle, derive_seed
 from ensbridge.training.distributed import Engine
 from ensbridge.training.output_cache import CachedData
 
-TrainData = ImageSet | Stream | CachedData
+TrainData = ExampleSet | Stream | CachedData
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class AbstractBatches(ABC):
 class MemoryBatches(AbstractBatches):
     """Batches of images in memory, of which each process has all."""
 
-    def __init__(self, data: ImageSet, config: FitConfig) -> None:
-        self.data, self.config, self.device = data, config, data.images.device
+    def __init__(self, data: ExampleSet, config: FitConfig) -> None:
+        self.data, self.config, self.device = data, config, data.device
 
     def indices(self, step: int) -> Tensor:
         """Which images make the batch of a step."""
@@ -125,7 +125,7 @@ def _batches_of(
 ) -> AbstractBatches:
     if isinstance(data, CachedData):
         return CachedBatches(data, config)
-    if isinstance(data, ImageSet):
+    if isinstance(data, ExampleSet):
         return MemoryBatches(data, config)
     if isinstance(config, PerMemberShuffle):
         raise ValueError(
@@ -161,4 +161,4 @@ def total_steps(config: FitConfig, data: TrainData) -> int:
 
 def device_of_data(data: TrainData) -> torch.device:
     """Where batches are."""
-    return data.images.device if isinstance(data, ImageSet) else data.device
+    return data.device

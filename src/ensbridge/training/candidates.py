@@ -7,6 +7,7 @@ have alone and the members run once for all of them.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from torch import nn
 
 from ensbridge.bridge.bridge import Bridge, BridgeConfig
 from ensbridge.bridge.schedule import TemperatureLaw
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ExampleSet
 from ensbridge.data.stream import Stream
 from ensbridge.methods.base import AbstractMethod, EmaRule, JointTraining
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
@@ -43,6 +44,7 @@ from ensbridge.utils.text import one_line
 Say = Callable[[str], None]
 Source = Literal["frozen", "distilled", "auto"]
 
+MIN_STEPS = 200  # with fewer a bridge has hardly left its random start
 SLACK = 1.1  # by how much training may take longer than its minutes
 EMA = EmaRule(0.995)
 # By what the source's logits are divided, beside a member and beside a distilled source; where validation
@@ -73,7 +75,7 @@ class CandidateTraining:
     """The training of `compress`: on which images, towards which members, and for how long."""
 
     ensemble: Ensemble
-    data: ImageSet | Stream
+    data: ExampleSet | Stream
     plan: BridgePlan | None  # None where the budget leaves no room for bridges
     config: FitConfig  # of the bridges
     distil: FitConfig  # of the distillation
@@ -183,8 +185,12 @@ class CandidateTraining:
         if self.minutes is not None:
             config = self._sized(methods, data, config, self.minutes)
             deadline = time.monotonic() + 60 * SLACK * self.minutes
+        shared = shared_config(joint, config)
+        total = total_steps(shared, data)
+        if warning := few_steps(total, self.minutes, shared.epochs):
+            self.say(warning)
         with progress_bars(self.quiet) as bars:
-            progress = count_steps(bars.stage("training", total_steps(shared_config(joint, config), data)))
+            progress = count_steps(bars.stage("training", total))
             try:
                 fit(
                     joint,
@@ -243,6 +249,25 @@ class CandidateTraining:
 
     def _begun(self) -> tuple[float, int | None] | None:
         return _length_begun(self.run_dir)
+
+
+def few_steps(steps: int, minutes: float | None, epochs: float) -> str | None:
+    """A sentence that asks for more time where so many steps teach little; None where they are enough.
+
+    >>> few_steps(22, 1.5, 0.5)
+    'only 22 steps fit into that time, and with fewer than 200 little is learnt; give max_minutes=14 or more'
+    >>> few_steps(200, 1.5, 0.5)
+    """
+    if steps >= MIN_STEPS:
+        return None
+    share = MIN_STEPS / steps
+    if minutes is None:
+        remedy = f"give epochs={epochs * share:.3g} or more"
+        return f"these are only {steps} steps, and with fewer than {MIN_STEPS} little is learnt; {remedy}"
+    remedy = f"give max_minutes={math.ceil(minutes * share)} or more"
+    return (
+        f"only {steps} steps fit into that time, and with fewer than {MIN_STEPS} little is learnt; {remedy}"
+    )
 
 
 def _group_by_temperature(bridges: Mapping[str, Bridge]) -> dict[float, list[str]]:

@@ -21,6 +21,8 @@ from ensbridge.models.features import FeatureExtractor
 from ensbridge.training.batches import AbstractBatches, Inputs, MemoryBatches
 from ensbridge.training.step import AbstractStep, augmented, in_precision, step_seed, total_loss
 from ensbridge.training.timing import TimeSplit, synchronize
+from ensbridge.utils.inputs import Inputs as NetworkInputs
+from ensbridge.utils.inputs import map_inputs, tensors_of
 
 Result = TypeVar("Result")
 TIMED = 3  # passes of the teachers
@@ -29,19 +31,24 @@ TIMED = 3  # passes of the teachers
 class Fetched(NamedTuple):
     """A batch and the teachers' outputs for it."""
 
-    images: Tensor
+    images: NetworkInputs
     labels: Tensor | None
     outputs: Mapping[nn.Module, tuple[Tensor, ...]]  # each network's logits, then its features
 
     def tensors(self) -> list[Tensor]:
         """All of it in one list."""
         given = [] if self.labels is None else [self.labels]
-        return [self.images, *given, *(tensor for output in self.outputs.values() for tensor in output)]
+        return [
+            *tensors_of(self.images),
+            *given,
+            *(tensor for output in self.outputs.values() for tensor in output),
+        ]
 
     def clone(self) -> Fetched:
         """The same in memory of its own."""
         outputs = {net: tuple(tensor.clone() for tensor in output) for net, output in self.outputs.items()}
-        return Fetched(self.images.clone(), None if self.labels is None else self.labels.clone(), outputs)
+        labels = None if self.labels is None else self.labels.clone()
+        return Fetched(map_inputs(torch.clone, self.images), labels, outputs)
 
 
 class CompiledStep(AbstractStep):

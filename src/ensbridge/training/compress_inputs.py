@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from ensbridge.data.augment import Augment
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ExampleSet, ImageSet
 from ensbridge.models.features import find_module, read_logits, uncompiled
 from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.training.config import FitConfig, Precision, derive_seed
 from ensbridge.utils.devices import device_of, find_device
+from ensbridge.utils.inputs import call_network
 from ensbridge.utils.text import one_line
 
 
@@ -87,21 +88,21 @@ def preprocessed(
     return wrapped
 
 
-def try_validation(source: nn.Module, train: ImageSet, val: ImageSet | None) -> None:
+def try_validation(source: nn.Module, train: ExampleSet, val: ExampleSet | None) -> None:
     """Refuse validation images that are not like those for training, and labels of no class, now."""
     if val is None:
         return
-    if val.images.shape[1:] != train.images.shape[1:]:
-        shapes = [tuple(each.images.shape[1:]) for each in (val, train)]
+    if val.shapes != train.shapes:
+        shapes = ["; ".join(map(str, data.shapes)) for data in (val, train)]
         raise ValueError(f"val has images of shape {shapes[0]}, train of {shapes[1]}; give them alike")
-    (low, high), (least, most) = pixel_range(train), pixel_range(val)
-    if not 0.02 <= (most - least + 1e-6) / (high - low + 1e-6) <= 50:  # such as 0 to 255 beside 0 to 1
-        ranges = f"val has pixels from {least:.3g} to {most:.3g}, train from {low:.3g} to {high:.3g}"
-        raise ValueError(f"{ranges}; give them alike")
+    if isinstance(train, ImageSet) and isinstance(val, ImageSet):
+        (low, high), (least, most) = pixel_range(train), pixel_range(val)
+        if not 0.02 <= (most - least + 1e-6) / (high - low + 1e-6) <= 50:  # such as 0 to 255 beside 0 to 1
+            ranges = f"val has pixels from {least:.3g} to {most:.3g}, train from {low:.3g} to {high:.3g}"
+            raise ValueError(f"{ranges}; give them alike")
     if val.labels is not None:
-        image = val.batch(torch.zeros(1, dtype=torch.long, device=val.images.device))[0]
         with torch.no_grad():
-            classes = read_logits(source(image)).shape[-1]
+            classes = read_logits(call_network(source, next(val.batches(1))[0])).shape[-1]
         low, high = int(val.labels.min()), int(val.labels.max())
         if low < 0 or high >= classes:
             raise ValueError(f"val has labels from {low} to {high}; the members' are 0 to {classes - 1}")
@@ -124,6 +125,15 @@ def pixel_range(data: ImageSet) -> tuple[float, float]:
     low, high = data.images.aminmax()
     scale = 255 if data.images.dtype == torch.uint8 else 1
     return float(low) / scale, float(high) / scale
+
+
+def copy_of(source: nn.Module, say: Callable[[str], None]) -> nn.Module:
+    """A copy of the source that is part of what is returned; the source itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(source)
+    except Exception as error:  # whatever a network keeps that cannot be copied
+        say(f"the first member cannot be copied ({one_line(error)}), so that the result shares it with you")
+        return source
 
 
 def student_of(

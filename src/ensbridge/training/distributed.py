@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader
 
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ExampleSet
 from ensbridge.data.stream import Stream, is_map_style
 
 TIMEOUT = timedelta(minutes=10)  # for an answer inside one operation; waits for long work have no end
@@ -223,13 +223,13 @@ class Engine:
             self.broadcast(lambda: {name: tensor.cpu() for name, tensor in state.items()})
         )
 
-    def in_batches(self, run: Callable[[Tensor], Tensor], data: ImageSet, size: int, dim: int = 0) -> Tensor:
+    def in_batches(self, run: Callable[[Any], Tensor], data: ExampleSet, size: int, dim: int = 0) -> Tensor:
         """`run` of every batch, joined along `dim`, to the bit as one process would.
 
         Batches are those of one process, none is padded, and each is run by one process alone.
         """
         starts = range(0, len(data), size)[self.rank :: self.size]
-        index = torch.arange(len(data), device=data.images.device)
+        index = torch.arange(len(data), device=data.device)
         parts = [run(data.batch(index[start : start + size])[0]) for start in starts]
         shape, dtype = self.broadcast(lambda: (list(parts[0].shape), parts[0].dtype))
         shape[dim] = len(data)

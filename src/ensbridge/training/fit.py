@@ -7,11 +7,13 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ensbridge.data.loader import ImageSet, as_image_set
+from ensbridge.data.examples import ExampleSet
+from ensbridge.data.loader import as_examples
 from ensbridge.data.stream import Stream
 from ensbridge.methods.base import AbstractTrainable, Batch, feature_names_of
 from ensbridge.training.batches import AbstractBatches, TrainData, device_of_data, open_batches, total_steps
@@ -47,7 +49,7 @@ class FitResult:
 
 def fit(
     method: AbstractTrainable,
-    train: TrainData | Tensor | tuple[Tensor, Tensor],
+    train: TrainData | Tensor | tuple[Any, Tensor],
     config: Configs,
     run_dir: Path | str | None = None,
     progress: StepCallback | None = None,
@@ -79,7 +81,7 @@ def fit(
     >>> fit(DeepEnsemble([net]), data, FitConfig(epochs=4, batch_size=8, lr=0.1)).steps
     16
     """
-    data = train if isinstance(train, Stream | CachedData) else as_image_set(train)
+    data = train if isinstance(train, Stream | CachedData) else as_examples(train)
     shared, device = shared_config(method, config), device_of_data(data)
     total = total_steps(shared, data)
     _try_teachers(method, data)
@@ -200,13 +202,13 @@ class _Run:
 
 def load_trained(
     method: AbstractTrainable,
-    train: ImageSet | Tensor | tuple[Tensor, Tensor],
+    train: ExampleSet | Tensor | tuple[Any, Tensor],
     config: Configs,
     run_dir: Path | str,
     engine: Engine | None = None,
 ) -> None:
     """Load the weights that `fit` left in a folder; where it is not finished, raises `IncompleteRun`."""
-    data = as_image_set(train)
+    data = as_examples(train)
     total = total_steps(shared_config(method, config), data)
     student = method.student
     weights = Average(student, method.averages())
@@ -252,7 +254,7 @@ def _try_teachers(method: AbstractTrainable, data: TrainData) -> None:
         data.check(list(method.teachers()))
         return
     sample = data.sample(1) if isinstance(data, Stream) else data
-    image = sample.batch(torch.zeros(1, dtype=torch.long, device=sample.images.device))[0]
+    image = sample.batch(torch.zeros(1, dtype=torch.long, device=sample.device))[0]
     feature_names, trained = feature_names_of(method.teachers()), set(method.student.modules())
     for network in feature_names:
         if trained & set(network.modules()):

@@ -18,6 +18,8 @@ from ensbridge.training.fit import fit
 from ensbridge.training.optimizers import Configs, shared_config
 
 TIMED, SPAN, MOST_EPOCHS = 4, 50, 200.0
+MOST_TIMED = 40  # short steps vary much, so that more of them are timed, for a fiftieth of the time at most
+RESERVE = 0.95  # of the time is planned for: a schedule that is cut off never reaches its low rates
 
 
 class _Enough(Exception):
@@ -72,13 +74,15 @@ def _steps_within(
     before = {name: tensor.clone() for name, tensor in together.student.state_dict().items()}
     # The first warms caches, on a GPU it compiles.
     span = SPAN if device_of_data(data).type == "cuda" and engine is None else 1
-    few = _with_length(config, steps=(1 + TIMED) * span, log_every=span)
+    few = _with_length(config, steps=(1 + MOST_TIMED) * span, log_every=span)
     stamps: list[float] = [time.monotonic()]
 
     def stamp(*_: object) -> None:
         stamps.append(time.monotonic())
-        slow = len(stamps) > 2 and stamps[-1] - stamps[0] > 15 * minutes
-        if engine.any(slow) if engine else slow:
+        passed = stamps[-1] - stamps[0]
+        enough = passed > 15 * minutes if len(stamps) < 2 + TIMED else passed > 1.2 * minutes
+        enough = enough and len(stamps) > 2
+        if engine.any(enough) if engine else enough:
             raise _Enough
 
     with suppress(_Enough):
@@ -86,7 +90,7 @@ def _steps_within(
     together.student.load_state_dict(before)
     ready, step = stamps[1] - stamps[0], (stamps[-1] - stamps[1]) / (span * (len(stamps) - 2))
     seconds = max(60 * minutes - ready, 30 * minutes)  # it is made ready once more for the training itself
-    steps = max(1.0, seconds / step)
+    steps = max(1.0, RESERVE * seconds / step)
     return engine.broadcast(lambda: steps) if engine else steps, shared_config(together, config).batch_size
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.data.augment import Augment
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ExampleSet, examples_of
 from ensbridge.data.stream import Stream, cut_rows, views_differ
 from ensbridge.data.stream_reader import IndexedReader
 from ensbridge.methods.base import Teacher, feature_names_of
@@ -34,14 +34,14 @@ class CachedData:
     `arrays` has, of each network, its logits and then the features that were asked for, a row for each image.
     """
 
-    data: ImageSet | Stream
+    data: ExampleSet | Stream
     arrays: Mapping[nn.Module, tuple[np.ndarray, ...]]
     folder: Path
 
     @property
     def device(self) -> torch.device:
         """Where batches are."""
-        return self.data.images.device if isinstance(self.data, ImageSet) else self.data.device
+        return self.data.device
 
     def __len__(self) -> int:
         return length_of(self.data)
@@ -70,11 +70,11 @@ class CachedData:
                     raise ValueError(f"{self.folder} holds other outputs than the members give; delete it")
 
 
-def check_fixed_views(data: ImageSet | Stream, augment: Augment) -> None:
+def check_fixed_views(data: ExampleSet | Stream, augment: Augment) -> None:
     """Refuse to keep outputs for images that will be seen otherwise."""
     if augment != Augment():
         raise ValueError(f"cache= was given with {augment}, whose views are random; leave one of the two out")
-    if isinstance(data, ImageSet):
+    if isinstance(data, ExampleSet):
         return
     if not data.is_indexed:
         raise ValueError(
@@ -89,7 +89,7 @@ def check_fixed_views(data: ImageSet | Stream, augment: Augment) -> None:
 
 
 def cache_outputs(
-    data: ImageSet | Stream, teachers: list[Teacher], folder: Path | str, advance: Advance = ignore
+    data: ExampleSet | Stream, teachers: list[Teacher], folder: Path | str, advance: Advance = ignore
 ) -> CachedData:
     """Data with its teachers' outputs, from a folder, where those that are missing are put first.
 
@@ -107,7 +107,7 @@ class _Entry:
     """One network's outputs on disk: an array for its logits and one for each feature."""
 
     def __init__(
-        self, path: Path, data: ImageSet | Stream, known: str, network: nn.Module, names: tuple[str, ...]
+        self, path: Path, data: ExampleSet | Stream, known: str, network: nn.Module, names: tuple[str, ...]
     ) -> None:
         self.data, self.network, self.names = data, network.eval(), names
         key = hashlib.sha256(json.dumps([known, weights_digest(network), names]).encode()).hexdigest()[:24]
@@ -149,12 +149,12 @@ class _Entry:
         return done
 
 
-def length_of(data: ImageSet | Stream) -> int:
+def length_of(data: ExampleSet | Stream) -> int:
     """How many examples there are, which is known wherever they have an order."""
-    return len(data) if isinstance(data, ImageSet) else int(data.length or 0)
+    return len(data) if isinstance(data, ExampleSet) else int(data.length or 0)
 
 
-def _in_order(data: ImageSet | Stream, size: int, start: int) -> Iterator[Any]:
+def _in_order(data: ExampleSet | Stream, size: int, start: int) -> Iterator[Any]:
     """Batches of all images from one on."""
     count = length_of(data)
 
@@ -162,17 +162,17 @@ def _in_order(data: ImageSet | Stream, size: int, start: int) -> Iterator[Any]:
         return torch.arange(start + step * size, min(start + (step + 1) * size, count))
 
     steps = range(-(-(count - start) // size))
-    if isinstance(data, ImageSet):
-        yield from (data.batch(indices(step).to(data.images.device))[0] for step in steps)
+    if isinstance(data, ExampleSet):
+        yield from (data.batch(indices(step).to(data.device))[0] for step in steps)
     else:
         reader = IndexedReader(data, size, lambda *_: 0, indices)
         yield from (reader.read(step)[0] for step in steps)
 
 
-def _fingerprint(data: ImageSet | Stream) -> str:
+def _fingerprint(data: ExampleSet | Stream) -> str:
     """What the values are known by; of what does not fit into memory, some of them."""
-    if isinstance(data, ImageSet):
+    if isinstance(data, ExampleSet):
         return data.fingerprint()
     spread = torch.linspace(0, length_of(data) - 1, SAMPLED).long()
     images, _ = IndexedReader(data.to("cpu"), SAMPLED, lambda *_: 0, lambda _: spread).read(0)
-    return f"{data.fingerprint()} {ImageSet(images).fingerprint()}"
+    return f"{data.fingerprint()} {examples_of(images).fingerprint()}"

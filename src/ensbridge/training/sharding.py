@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ensbridge.methods.base import Batch
 from ensbridge.training.distributed import Engine, Losses
+from ensbridge.utils.inputs import count_rows, map_inputs
 
 Buffers = Sequence[tuple[Tensor, Tensor]]  # running statistics, and how they were before a step
 
@@ -56,9 +57,10 @@ class ShardedRNG(TorchFunctionMode):
 def shard(batch: Batch, engine: Engine) -> tuple[Batch, ShardedRNG, float]:
     """This process's slice of a batch, the mode in which its losses draw, and its share of the batch."""
     assert batch.generator
-    count, rows = len(batch.images), engine.rows(len(batch.images))
+    count = count_rows(batch.images)
+    rows = engine.rows(count)
     labels = None if batch.labels is None else batch.labels[rows]
-    images = batch.images[rows].contiguous()
+    images = map_inputs(lambda tensor: tensor[rows].contiguous(), batch.images)
     part = Batch(images, labels, batch.generator, batch.feature_names, batch.runners)
     return part, ShardedRNG(batch.generator, rows, count), (rows.stop - rows.start) / count
 

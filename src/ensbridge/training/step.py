@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ensbridge.data.augment import augment_inputs
 from ensbridge.methods.base import AbstractTrainable, Batch, Runner, feature_names_of
 from ensbridge.models.features import forward_with_features
 from ensbridge.training.batches import AbstractBatches, Inputs, StreamedBatches, TrainData, open_batches
@@ -31,6 +32,8 @@ from ensbridge.training.sharding import (
     wrap_trained,
 )
 from ensbridge.training.timing import TimeSplit
+from ensbridge.utils.inputs import Inputs as NetworkInputs
+from ensbridge.utils.inputs import map_inputs, tensors_of
 
 TIMED_EVERY = 20  # steps, where measuring has to wait for a GPU
 
@@ -181,7 +184,7 @@ class EagerStep(AbstractStep):
                 return inputs.outputs[network]
             with self._measure("teachers", step):
                 # Each has images of its own: a network may well work in place.
-                return forward_with_features(network, images.clone(), *names)
+                return forward_with_features(network, map_inputs(torch.clone, images), *names)
 
         return {network: partial(run, network, names) for network, names in self.feature_names.items()}
 
@@ -214,12 +217,13 @@ def restore(buffers: Buffers) -> None:
         buffer.copy_(before)
 
 
-def in_precision(images: Tensor, bf16: bool) -> torch.autocast | nullcontext[None]:
+def in_precision(images: NetworkInputs, bf16: bool) -> torch.autocast | nullcontext[None]:
     """Where networks run: under autocast to bf16, which keeps float32 where it matters, or as they are."""
     if not bf16:
         return nullcontext()
     # A cache of weights would outlive a capture.
-    return torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False)
+    device = tensors_of(images)[0].device
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def step_seed(config: FitConfig, step: int) -> int:
@@ -235,5 +239,5 @@ def augmented(
     runners: Mapping[nn.Module, Runner] | None = None,
 ) -> Batch:
     """The batch of a step, augmented."""
-    images = config.augment(inputs.images, generator).contiguous()
+    images = map_inputs(Tensor.contiguous, augment_inputs(config.augment, inputs.images, generator))
     return Batch(images, inputs.labels, generator, feature_names, runners or {})

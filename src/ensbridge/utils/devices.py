@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -67,6 +67,28 @@ def device_of(net: nn.Module) -> torch.device:
     device(type='cpu')
     """
     return next((weight.device for weight in net.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def evaluation_mode(nets: Iterable[nn.Module]) -> Iterator[None]:
+    """Networks in evaluation mode; afterwards each of their modules is in the mode that it was in.
+
+    >>> net = nn.Dropout()
+    >>> with evaluation_mode([net]):
+    ...     print(net.training)
+    False
+    >>> net.training
+    True
+    """
+    nets = list(nets)
+    training = [(module, module.training) for net in nets for module in net.modules()]
+    try:
+        for net in nets:
+            net.eval()
+        yield
+    finally:
+        for module, was in training:
+            module.training = was
 
 
 @contextmanager

@@ -7,7 +7,7 @@ leaves every kind of graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ensbridge.deploy.export import onnx_bytes, silence, trace
 from ensbridge.deploy.fuse import InferenceModel
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.extras import need
+from ensbridge.utils.inputs import pack
 from ensbridge.utils.text import one_line
 
 Backend = Literal["eager", "compiled", "cuda-graph", "onnxruntime"]
@@ -29,9 +30,9 @@ Run: TypeAlias = Callable[[Tensor], Tensor]
 class BothLogits(InferenceModel):
     """A model for inference that returns its logits and its source's side by side, (B, 2K)."""
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, *inputs: Any, **named: Tensor) -> Tensor:
         """Logits and source logits in one tensor."""
-        return torch.cat(self.with_source(images), -1)
+        return torch.cat(self.with_source(pack(inputs, named)), -1)
 
 
 def check_backend(backend: str, device: torch.device) -> None:
