@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -227,6 +227,28 @@ def lever_models() -> str:
     return "\n".join(lines)
 
 
+def pair_on_digits() -> str:
+    """The distilled source with a bridge beside every other model, over seeds."""
+    document = read("headline.json")
+    lines = []
+    for name in dict.fromkeys(row["model"] for row in document["rows"]):
+        rows = [row for row in document["rows"] if row["model"] == name]
+        scores = [
+            with_error(mean(row[key] for row in rows), stdev(row[key] for row in rows), digits)
+            for key, digits in (("acc", 2), ("nll", 4), ("cnll", 4), ("ece", 3))
+        ]
+        below = [difference for difference, _ in document["below"].get(name, [])]
+        gain = with_error(mean(below), stdev(below) / len(below) ** 0.5, 4) if below else ""
+        cost = f"{rows[0]['macs_ratio']:.2f}"
+        lines.append(f"| {cells(name, cost, *scores, gain)} |")
+    return "\n".join(lines)
+
+
+def choice(name: str) -> str:
+    """The NLL of a model by cross-validation on digits."""
+    return next(f"{row['nll']:.3f}" for row in read("headline-choice.json")["rows"] if row["model"] == name)
+
+
 # ------------------------------------------------------------------------------ uncertainty
 
 
@@ -301,7 +323,7 @@ def images_of(name: str) -> str:
 
 CALLED: tuple[Callable[..., str], ...] = (  # by templates
     *(ten, second_set, switch, switches_of_members, corrupted, run),
-    *(hundred, hundred_gain, shipped, table, levers, lever_models),
+    *(hundred, hundred_gain, shipped, table, levers, lever_models, pair_on_digits, choice),
     *(detections, far, abstaining, correlations, images_of),
 )
 
