@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import _tiny
 import ensbridge as eb
 from ensbridge.data import ImageSet
+from ensbridge.deploy.batch import predict_images
 from ensbridge.evaluation.predict import predict, predict_batch, predict_by_size, predict_each
 from ensbridge.methods import Bridge, BridgeNetwork
 from ensbridge.models.ensemble import Ensemble
@@ -173,3 +174,10 @@ def test_models_keep_their_modes() -> None:
     before = [module.training for net in nets for module in net.modules()]
     eb.evaluate({"both": eb.Ensemble(nets)}, (_tiny.images(6), torch.arange(6) % 3), ood={})
     assert [module.training for net in nets for module in net.modules()] == before
+
+
+def test_images_are_predicted_where_the_model_is() -> None:
+    net = Elsewhere()
+    predictions = predict_images(eb.FastEnsemble(net), _tiny.images(2))
+    assert [prediction.class_index for prediction in predictions] == [2, 2]
+    assert net.seen == {"meta"}

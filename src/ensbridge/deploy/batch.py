@@ -19,6 +19,7 @@ from ensbridge.deploy.saving.description import LARGEST_IMAGE
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.named import ImageInput, input_of
 from ensbridge.utils.files import read_file
+from ensbridge.utils.inputs import to_network
 from ensbridge.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
 @torch.no_grad()
 def _predictions(fast: FastEnsemble, images: Tensor, top_k: int | None = None) -> list[Prediction | None]:
     """A prediction for each image, None where logits are not finite."""
-    log_probs, source = (logits.double().log_softmax(-1).cpu() for logits in fast.with_source(images))
+    both = fast.with_source(to_network(images, fast))
+    log_probs, source = (logits.double().log_softmax(-1).cpu() for logits in both)
     names = fast.class_names or tuple(map(str, range(log_probs.shape[1])))
     if len(names) != (classes := log_probs.shape[1]):
         raise ValueError(
