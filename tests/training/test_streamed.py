@@ -261,3 +261,54 @@ def test_a_cache_is_resumed_and_other_outputs_are_refused(tmp_path: Path) -> Non
 def test_random_views_are_not_cached(data: Any, options: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         eb.compress(members(), data, VAL, cache=tmp_path, epochs=1, quiet=True, **QUICK, **options)
+
+
+# ------------------------------------------------------------------------------ inputs by name
+
+
+class TextNet(nn.Module):
+    """Words and a mask, called by name."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.words = nn.Embedding(20, 8)
+            self.layer = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+            self.head = nn.Linear(16, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        words = self.words(input_ids) * attention_mask[..., None]
+        return self.head(self.layer(words.mean(1)))
+
+
+class Texts(Dataset[dict[str, Any]]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        ids = torch.randint(20, (6,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "attention_mask": torch.ones(6), "label": index % 3}
+
+
+def test_inputs_by_name_are_streamed_and_cached_too(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "feature": "layer",
+        "budget": 60.0,
+        "batch_size": 16,
+        "epochs": 2,
+        "quiet": True,
+    }
+    options["source"] = "frozen"
+
+    def run(data: Any, **more: Any) -> dict[str, Tensor]:
+        return weights(eb.compress([TextNet(seed) for seed in range(3)], data, Texts(), **options, **more))
+
+    memory = run(Texts())
+    assert _runs.same(run(Texts(), memory=0), memory)
+    assert _runs.same(run(DataLoader(Texts(), 7)), memory)  # which fits
+    loader = DataLoader(Texts(), 7, shuffle=True)
+    assert run(loader, memory=0).keys() == memory.keys()
+    cached = [run(Texts(), memory=size, cache=tmp_path) for size in (0, "512MB")]
+    for name, tensor in cached[0].items():
+        torch.testing.assert_close(tensor, cached[1][name], rtol=1e-4, atol=1e-5)
