@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from ensbridge.data.loader import collect
 from ensbridge.metrics.cost import count_macs
 from ensbridge.models.feature_choice import list_features
 from ensbridge.models.features import read_logits
+from ensbridge.models.libraries import import_library
 from ensbridge.utils.inputs import Inputs, call_network, map_inputs, tensors_of
 
 CLASSES, VOCABULARY, LENGTH = 3, 20, 6
@@ -300,11 +300,8 @@ def test_names_of_classes_are_diagnosed(classes: Any) -> None:
 
 
 def berts(count: int) -> list[nn.Module]:
-    try:
-        import torchvision  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except (ImportError, RuntimeError):  # built for another torch, which transformers would trip over
-        sys.modules["torchvision"] = None  # type: ignore[assignment]
     pytest.importorskip("transformers")
+    import_library("transformers")
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(

@@ -134,7 +134,7 @@ def compress(
     wrapped = preprocessed(nets, preprocess)
     if feature is not None and wrapped[0] is not nets[0]:
         feature = f"net.{feature}"
-    train_set = load_or_stream(train, memory, "train", say)
+    train_set = load_or_stream(train, memory, "train", say, labelled=False)
     if not isinstance(train_set, Stream):
         train_set = train_set.without_labels()
     elif engine:

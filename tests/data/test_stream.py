@@ -329,3 +329,20 @@ def test_webdatasets_are_streamed(tmp_path: Path) -> None:
     assert placed.length is None
     assert values(reader_of(data), 0, 5) == [number % COUNT for number in range(20)]
     assert Stream(data.with_length(COUNT)).length == COUNT
+
+
+def test_labels_that_training_does_not_need_are_not_looked_at() -> None:
+    class Named(Dataset):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, str]:
+            return IMAGES[index % len(IMAGES)], "cat"
+
+    for memory in ("512MB", 0):
+        placed = load_or_stream(Named(), memory, "train", print, labelled=False)
+        if isinstance(placed, Stream):
+            placed = placed.sample(8)
+        assert (len(placed), placed.labels) == (8, None)
+    with pytest.raises(ValueError, match="'cat'"):
+        load_or_stream(Named(), "512MB", "train", print)

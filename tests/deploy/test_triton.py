@@ -52,9 +52,10 @@ def test_the_folder_is_what_triton_documents(
     assert files == ["1/model.onnx", "config.pbtxt", "labels.txt"]
     config, schema = parse((out / "config.pbtxt").read_text())
     assert (config.name, config.backend, config.max_batch_size) == ("tiny", "onnxruntime", 64)
-    (images,), (logits,) = config.input, config.output
+    (images,), (logits, source_logits) = config.input, config.output
     assert (images.name, images.data_type, list(images.dims)) == ("images", schema.TYPE_FP32, [3, 8, 8])
     assert (logits.name, logits.data_type, list(logits.dims)) == ("logits", schema.TYPE_FP32, [3])
+    assert (source_logits.name, list(source_logits.dims)) == ("source_logits", [3])
     assert config.HasField("dynamic_batching")
     assert (out / logits.label_filename).read_text().splitlines() == ["cat", "dog", "bird"]
     batch = _tiny.images(4)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from ensbridge.data.examples import ExampleSet
+from ensbridge.data.examples import Examples, ExampleSet, ImageSet
 from ensbridge.data.loader import Data, _batches, _entries, collect
 from ensbridge.utils.devices import random_state_kept
 
@@ -32,7 +32,7 @@ class Stream:
     `data` is a DataLoader, an IterableDataset, a Dataset or another iterable that can be read again, of
     examples or batches in any form that `compress` takes. `length` is the number of examples in one pass,
     None where nobody knows. With several processes `sharded` says that `data` is this process's part of it
-    alone, and `length` that of the part.
+    alone, and `length` that of the part. Unless `labelled`, labels are not looked at.
 
     >>> stream = Stream([torch.rand(4, 1, 2, 2)] * 3)
     >>> stream.length, stream.sample(5).images.shape
@@ -45,6 +45,7 @@ class Stream:
     length: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     say: Say = lambda _: None
+    labelled: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.data, Iterator):
@@ -53,7 +54,7 @@ class Stream:
                 "made from, such as a DataLoader or an IterableDataset"
             )
         if self.length is None:
-            object.__setattr__(self, "length", _examples_in(self.data, self.name))
+            object.__setattr__(self, "length", _examples_in(self.data, self.name, self.labelled))
         if self.length == 0:
             raise ValueError(f"{self.name} holds 0 images; give at least one")
 
@@ -74,14 +75,15 @@ class Stream:
     def sample(self, count: int) -> ExampleSet:
         """The first examples, on the stream's device."""
         with random_from(0):
-            return collect(_first_rows(self.data, count, self.name), self.name).to(self.device)
+            rows = _first_rows(self.data, count, self.name, self.labelled)
+            return collect(rows, self.name, self.labelled).to(self.device)
 
     def counted(self, advance: Callable[[int], None]) -> Stream:
         """The same stream with its length, by reading it once where it does not say; `advance` follows."""
         if self.length is not None:
             return self
         count = 0
-        for images, _ in _batches(_entries(self.data, self.name), self.name):
+        for images, _ in _batches(_entries(self.data, self.name), self.name, self.labelled):
             count += rows_of(images)
             advance(rows_of(images))
         return replace(self, length=count)
@@ -91,33 +93,35 @@ class Stream:
         return f"{self.kind} of {self.length if self.length is not None else 'unknown'} examples"
 
 
-def load_or_stream(data: Data | Stream, memory: str | float, name: str, say: Say) -> ExampleSet | Stream:
+def load_or_stream(
+    data: Data | Stream, memory: str | float, name: str, say: Say, labelled: bool = True
+) -> ExampleSet | Stream:
     """Data in memory, where its size is known and fits and its views are fixed; a stream of it otherwise.
 
     What is in memory already stays there. An iterator can be read only once, so it has to fit.
     """
     limit = parse_memory(memory)
     if isinstance(data, Stream):
-        return replace(data, say=say)
+        return replace(data, say=say, labelled=labelled)
     if isinstance(data, Iterator):
-        return _read_once(data, limit, memory, name)
+        return _read_once(data, limit, memory, name, labelled)
     if not isinstance(data, Iterable) and not is_map_style(data):
-        return collect(data, name)  # which says what is wrong with it
+        return collect(data, name, labelled)  # which says what is wrong with it
     if _is_in_memory(data):
-        return collect(data, name)
-    stream = Stream(data, name, say=say)
+        return collect(data, name, labelled)
+    stream = Stream(data, name, say=say, labelled=labelled)
     size = size_of(stream)
     if size is None:
         say(f"{name} is streamed, as the size of a {stream.kind} is not known before it is read")
     elif size > limit:
         say(f"{name} is streamed, as its {_readable(size)} are more than memory={memory!r}")
-    elif views_differ(data, name):
+    elif views_differ(data, name, labelled):
         say(
             f"{name} is streamed, as its images are not the same when they are read again; without random "
             "augmentation of its own, and with augment=, it would be kept in memory"
         )
     else:
-        return collect(data, name)
+        return collect(data, name, labelled)
     return stream
 
 
@@ -169,18 +173,18 @@ def size_of(stream: Stream) -> int | None:
         return None
     if type(data).__module__.startswith("datasets.") and not is_map_style(data):
         return None
-    first = next(_first_rows(data, 1, stream.name))
+    first = next(_first_rows(data, 1, stream.name, stream.labelled))
     return stream.length * bytes_of(first)
 
 
-def views_differ(data: Any, name: str) -> bool:
+def views_differ(data: Any, name: str, labelled: bool = True) -> bool:
     """Whether examples come out otherwise when they are read again, as with random augmentation."""
     items: Any = data.dataset if isinstance(data, DataLoader) else data
     if not is_map_style(items):
         return False
     with random_from(0):  # so that several processes see the same
         for index in range(min(PROBED, len(items))):
-            one, other = (list(_batches([items[index]], name)) for _ in range(2))
+            one, other = (list(_batches([items[index]], name, labelled)) for _ in range(2))
             if not _equal(one[0][0], other[0][0]):
                 return True
     return False
@@ -278,16 +282,16 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _is_in_memory(data: Any) -> bool:
     """Whether the values are there already: tensors, arrays, and lists of them."""
-    return isinstance(data, ExampleSet | Tensor | np.ndarray | tuple | list | Mapping | str | bytes) or (
-        type(data).__name__ == "TensorDataset"
-    )
+    return isinstance(
+        data, ImageSet | Examples | Tensor | np.ndarray | tuple | list | Mapping | str | bytes
+    ) or (type(data).__name__ == "TensorDataset")
 
 
 def _is_iterable_loader(data: Any) -> bool:
     return isinstance(data, DataLoader) and not is_map_style(data.dataset)
 
 
-def _examples_in(data: Any, name: str) -> int | None:
+def _examples_in(data: Any, name: str, labelled: bool) -> int | None:
     """How many examples a pass has; None where that is not known."""
     if is_map_style(data):
         return len(data)
@@ -298,7 +302,7 @@ def _examples_in(data: Any, name: str) -> int | None:
     if not count:
         return count
     with random_from(0):
-        return count * rows_of(next(_first_rows(data, 1, name, whole=True))[0])
+        return count * rows_of(next(_first_rows(data, 1, name, labelled, whole=True))[0])
 
 
 def _length(data: Any) -> int | None:
@@ -308,14 +312,14 @@ def _length(data: Any) -> int | None:
         return None
 
 
-def _first_rows(data: Any, count: int, name: str, whole: bool = False) -> Iterator[Any]:
+def _first_rows(data: Any, count: int, name: str, labelled: bool, whole: bool = False) -> Iterator[Any]:
     """Batches of the first examples, which may be of the first entry as a whole."""
     entries: Iterable[Any] = _entries(data, name)
     if isinstance(data, DataLoader) and is_map_style(data.dataset) and data.batch_size is not None:
         # Without starting its workers.
         entries = (data.collate_fn([data.dataset[index]]) for index in range(len(data.dataset)))  # type: ignore[arg-type]
     left = count
-    for images, labels in _batches(entries, name):
+    for images, labels in _batches(entries, name, labelled):
         rows = rows_of(images) if whole else min(left, rows_of(images))
         part = slice(0, rows)
         yield cut_rows(images, part), None if labels is None else labels[part]
@@ -326,13 +330,15 @@ def _first_rows(data: Any, count: int, name: str, whole: bool = False) -> Iterat
         raise ValueError(f"{name} holds 0 images; give at least one")
 
 
-def _read_once(data: Iterator[Any], limit: float, memory: str | float, name: str) -> ExampleSet:
+def _read_once(
+    data: Iterator[Any], limit: float, memory: str | float, name: str, labelled: bool
+) -> ExampleSet:
     """What an iterator gives, if it fits."""
     held = 0
 
     def counted() -> Iterator[Any]:
         nonlocal held
-        for batch in _batches(_entries(data, name), name):
+        for batch in _batches(_entries(data, name), name, labelled):
             held += bytes_of(batch)
             if held > limit:
                 raise ValueError(
@@ -342,7 +348,7 @@ def _read_once(data: Iterator[Any], limit: float, memory: str | float, name: str
                 )
             yield batch
 
-    return collect(counted(), name)
+    return collect(counted(), name, labelled)
 
 
 def _readable(size: float) -> str:

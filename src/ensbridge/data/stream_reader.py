@@ -79,7 +79,7 @@ class IndexedReader(AbstractReader):
                 items = data.__getitems__(indices)
             else:
                 items = [data[index] for index in indices]
-        return _joined(list(_batches(items, self.stream.name)), self.stream.name)
+        return _joined(list(_batches(items, self.stream.name, self.stream.labelled)), self.stream.name)
 
     def position(self, step: int) -> str | None:
         """The step is all it takes."""
@@ -186,7 +186,7 @@ class LoaderReader(AbstractReader):
         _set_epoch(self.data, self.passes)
         self.count = 0
         self.drawn, self.start_state = False, None  # whether an entry was, and the state before the first
-        entries = _batches(_entries(self.data, self.stream.name), self.stream.name)
+        entries = _batches(_entries(self.data, self.stream.name), self.stream.name, self.stream.labelled)
         self.entries = islice(entries, self.part, None, self.parts)
 
     def _next_entry(self) -> None:

@@ -77,7 +77,8 @@ def configuration(name: str, images: Tensor, logits: Tensor, *, labels: bool) ->
         'backend: "onnxruntime"\n'
         f"max_batch_size: {MAX_BATCH}\n"
         f'input [{{ name: "images" {_tensor(images)} }}]\n'
-        f'output [{{ name: "logits" {_tensor(logits)}{label_file} }}]\n'
+        f'output [{{ name: "logits" {_tensor(logits)}{label_file} }}, '
+        f'{{ name: "source_logits" {_tensor(logits)} }}]\n'
         f"dynamic_batching {{ max_queue_delay_microseconds: {QUEUE_DELAY} }}\n"
     )
 
