@@ -100,7 +100,7 @@ def built(run: Run, key: str) -> torch.nn.Module:
 @torch.no_grad()
 def member_log_probs(model: torch.nn.Module, images: Tensor) -> Tensor:
     """Log-probabilities of members, or of what stands for them, (M, N, K)."""
-    return model.member_logits(images).log_softmax(-1)  # type: ignore[operator]
+    return torch.cat([model.member_logits(part).log_softmax(-1) for part in images.split(250)], 1)  # type: ignore[operator]
 
 
 def compare(run: Run, recipe: Recipe, data: eb.data.Splits, seed: int) -> list[dict[str, object]]:
