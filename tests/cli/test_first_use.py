@@ -38,7 +38,7 @@ def main(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
 def test_every_extra_is_what_pyproject_says() -> None:
     declared = dict(re.findall(r"^(\w+) = \[(.*)\]$", PYPROJECT.read_text(), re.MULTILINE))
     for extra, packages in EXTRAS.items():
-        names = set(re.findall(r'"([\w-]+)>=', declared[extra]))
+        names = set(re.findall(r'"([\w-]+)(?:\[\w+\])?>=', declared[extra]))
         assert names == {DISTRIBUTIONS.get(package, package).lower() for package in packages}, extra
 
 

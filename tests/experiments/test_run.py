@@ -256,6 +256,8 @@ def changed(value: Any) -> Any:
     others = {"adam": "sgd", "sgd": "adam", "grid": "uniform", "image": "batch", "mean": "drawn"}
     others |= {"none": "dead", "exact": "released", "direct": "progressive"}
     others |= {"default": "paper", "dirichlet": "softmax", "beta0": "s", "auto": "float32"}
+    if value is None:
+        return 7
     if isinstance(value, bool):
         return not value
     if isinstance(value, tuple):

@@ -245,7 +245,7 @@ def test_a_shared_module_is_known_by_each_of_its_names() -> None:
 
 
 def test_a_head_of_functions_is_no_obstacle() -> None:
-    members = [made(Common, seed) for seed in range(3)]
+    members = [made(Common, seed).eval() for seed in range(3)]
     before = [_tiny.state(member) for member in members]
     fast = quick(members)
     assert fast.feature == "layer1.0"

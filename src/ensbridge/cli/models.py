@@ -205,7 +205,7 @@ def export(
     image_shape: ImageShape = None,
     allow: Allow = None,
 ) -> None:
-    """Write a model as one file for other runtimes, or as a folder for Triton.
+    """Write a model for other runtimes: ONNX, pt2 or Triton.
 
     The file takes batches of any size. It is run again beside the model on many inputs, and kept only if it
     gives the same logits.
