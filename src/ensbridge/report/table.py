@@ -60,13 +60,12 @@ def _table(summary: Summary, narrow: bool) -> Table:
         widest = max(map(cell_len, parts))
         # Headings may break over two lines, numbers may not, nor may names of the usual length. Widths of
         # several runs are said, since rich would rather cut the last column than break a cell.
-        least = max(
-            min(widest, _NAME) if broken and i == 0 else widest, *map(cell_len, column.heading.split())
-        )
+        needed = min(widest, _NAME) if narrow and i == 0 else widest
+        least = max(needed, *map(cell_len, column.heading.split()))
         table.add_column(
             column.heading,
             justify="right" if i else "left",
-            min_width=None if broken else widest,
+            min_width=None if broken else needed,
             width=least if broken else None,
             no_wrap=not narrow,
             vertical="bottom",
