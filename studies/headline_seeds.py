@@ -18,7 +18,7 @@ import ensbridge as eb
 from ensbridge.experiments import Experiment, Job
 
 OUT = Path(__file__).parent.parent / "results" / "headline.json"
-HEADLINE, CONTROL = "+1 DBN (KL, distilled source)", "control (KL, distilled source)"
+HEADLINE, CONTROL = "+1 DBN (distilled source)", "control (distilled source)"
 OTHERS = ("ED", "ED (τ = 1)", "DE-3", CONTROL)
 
 

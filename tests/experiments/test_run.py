@@ -32,7 +32,7 @@ STAGES = ["members", "bridges", "headline", "curves", "baselines"]
 BASELINES = ["ED", "EnD²", "+1 BN small", "+1 BN medium"]
 BRIDGES = ["+1 DBN (5 steps)", "+1 DBN", "+1 DBN (KL)", "+2 DBN (DE-3)", "+2 DBN (KL)"]
 CONTROLS = ["control", "control (KL)", "+2 control", "+2 control (KL)"]
-HEADLINE = ["ED (τ = 1)", "+1 DBN (KL, distilled source)", "control (KL, distilled source)"]
+HEADLINE = ["ED (τ = 1)", "+1 DBN (distilled source)", "control (distilled source)"]
 
 
 @pytest.fixture(scope="module")

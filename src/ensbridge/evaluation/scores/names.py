@@ -17,7 +17,7 @@ def name_rows(models: Sequence[ModelInfo], target: int | None = None) -> list[st
     >>> name_rows([ModelInfo("DE", 3), bridge, bridge.as_control(), ModelInfo("ED", 5)], target=3)
     ['DE-3', '+1 DBN (KL)', 'control (KL)', 'ED (DE-5)']
     >>> name_rows([ModelInfo("DBN", 3, 1, 1, "kl", 2.0, source="distilled"), ModelInfo("ED", 3, tau=1.0)], 3)
-    ['+1 DBN (KL, distilled source)', 'ED (τ = 1)']
+    ['+1 DBN (distilled source)', 'ED (τ = 1)']
     """
     names = [_name(model, target) for model in models]
     twice = {name for name, count in Counter(names).items() if count > 1}
@@ -44,8 +44,10 @@ def _name(model: ModelInfo, target: int | None, temperature: bool = False) -> st
         return f"DE-{model.members}"
     said = []
     if model.method == "DBN":
-        said += ["KL"] if model.loss == "kl" else []
-        said += ["distilled source"] if model.source == "distilled" else []
+        if model.source == "distilled":
+            said.append("distilled source")
+        elif model.loss == "kl":
+            said.append("KL")
         said += [f"{model.steps} steps"] if model.steps > 1 else []
         warm = temperature and model.source_temperature is not None
         said += [f"T = {model.source_temperature:g}"] if warm else []
