@@ -286,3 +286,23 @@ def test_half_precision_is_not_distilled() -> None:
     nets = [_tiny.member(seed).bfloat16() for seed in range(2)]
     with pytest.raises(ValueError, match=r"torch\.bfloat16"):
         eb.compress(nets, TRAIN.bfloat16(), budget=1.0, source="distilled", epochs=1, quiet=True)
+
+
+class Dropped(nn.Module):
+    """A member with dropout in it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.net, self.dropout = _tiny.member(seed), nn.Dropout(0.3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net(self.dropout(images))
+
+
+def test_dropout_draws_by_the_step_alone() -> None:
+    results = []
+    for number in range(2):
+        torch.manual_seed(number)
+        nets = [Dropped(seed) for seed in range(2)]
+        results.append(quick(nets, source="distilled", feature=f"net.{_tiny.FEATURE}"))
+    assert _tiny.same(*(_tiny.state(fast) for fast in results))

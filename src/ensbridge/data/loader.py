@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ensbridge.data.examples import Examples, ExampleSet, ImageSet, as_int64, check_storage, examples_of
 from ensbridge.utils.inputs import Inputs, map_inputs, tensors_of
@@ -54,14 +55,15 @@ def as_examples(data: ExampleSet | Tensor | tuple[Any, Any]) -> ExampleSet:
     return as_image_set(data) if isinstance(first, Tensor) and first.ndim == 4 else collect(data)  # type: ignore[arg-type]
 
 
-def collect(data: Data, name: str = "data", labelled: bool = True) -> ExampleSet:
+def collect(data: Data, name: str = "data", labelled: bool = True, batched: bool | None = None) -> ExampleSet:
     """Examples of anything that holds some: tensors, what `as_image_set` takes, a Dataset, or an iterable.
 
     The last two, a DataLoader among them, give examples one by one or in batches: alone, in tuples that begin
     with images and labels, or in dictionaries. Of these, images are under one of `IMAGE_KEYS` and labels
     under one of `LABEL_KEYS`; without images all but the labels is for networks that are called by name.
     Tuples of several inputs end with the labels, or have them beside a tuple or dictionary of the inputs.
-    Images become an ImageSet, anything else Examples. Unless `labelled`, labels are left out.
+    Images become an ImageSet, anything else Examples. Unless `labelled`, labels are left out. `batched` says
+    that entries are batches, as those of a DataLoader are, where a shape alone does not tell.
 
     >>> len(collect([(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))] * 3))
     6
@@ -77,10 +79,11 @@ def collect(data: Data, name: str = "data", labelled: bool = True) -> ExampleSet
     _check_pair(held)
     whole = whole or _is_whole(held)
     entries = iter([held]) if whole else _entries(held, name)
+    batched = whole or (is_batched(data) if batched is None else batched)
     each_labels: list[Tensor | None] = []
 
     def each_inputs() -> Iterator[Inputs]:
-        for inputs, labels in _batches(entries, name, labelled, whole):
+        for inputs, labels in _batches(entries, name, labelled, batched):
             each_labels.append(labels)
             yield inputs
 
@@ -96,9 +99,14 @@ def collect(data: Data, name: str = "data", labelled: bool = True) -> ExampleSet
     return examples_of(inputs, joined if labelled else None)
 
 
+def is_batched(data: Any) -> bool:
+    """Whether data is known to give batches: a DataLoader that puts them together does."""
+    return isinstance(data, DataLoader) and data.batch_size is not None
+
+
 def _is_whole(data: Any) -> bool:
     """Whether this is all examples at once, and not a sequence of them."""
-    if isinstance(data, Tensor):
+    if isinstance(data, Tensor | Mapping):
         return True
     if not isinstance(data, tuple) or len(data) < 2:
         return False
@@ -206,16 +214,17 @@ def _not_alike(name: str, shapes: str) -> ValueError:
 
 
 def _batches(
-    entries: Iterable[Any], name: str, labelled: bool = True, whole: bool = False
+    entries: Iterable[Any], name: str, labelled: bool = True, batched: bool = False
 ) -> Iterator[tuple[Inputs, Tensor | None]]:
-    """Entries as batches that are all alike; a single example is a batch of one, unless data is `whole`."""
+    """Entries as batches that are all alike; a single example is a batch of one, unless all are `batched`."""
     first: Inputs | None = None
     for number, entry in enumerate(entries):
-        inputs, labels = _split(entry, number, name, labelled)
+        inputs, given = _split(entry, number, name, labelled)
+        labels = _read_labels(given, number, name) if labelled else None
         tensors = tensors_of(inputs)
         for tensor in tensors:
             check_storage(tensor, "images")
-        if not whole and _is_single(tensors, labels):
+        if not batched and _is_single(tensors, given):
             inputs = map_inputs(lambda tensor: tensor[None], inputs)
             tensors = tensors_of(inputs)
         elif any(tensor.ndim < 2 for tensor in tensors) and len(tensors) == 1:
@@ -225,17 +234,23 @@ def _batches(
             )
         first = inputs if first is None else first
         _check_alike(first, inputs, name)
-        if labels is not None and labels.ndim == 0 and len(tensors[0]) != 1 and not whole:
+        if labels is not None and labels.ndim == 0 and len(tensors[0]) != 1 and not batched:
             raise ValueError(
                 f"entry {number} of {name} has one label for {len(tensors[0])} images; give one each"
             )
         yield inputs, labels if labels is None or labels.numel() != len(tensors[0]) else labels.reshape(-1)
 
 
-def _is_single(tensors: list[Tensor], labels: Tensor | None) -> bool:
-    """Whether an entry is one example: images of three dimensions, or rows and tokens of one."""
-    alone = labels is None or labels.numel() == 1
-    return alone and all(tensor.ndim in (0, 1, 3) for tensor in tensors)
+def _is_single(tensors: list[Tensor], labels: Any) -> bool:
+    """Whether an entry is one example: images of three dimensions, rows and tokens of one, or with one label.
+
+    Labels are as they were given, read or not: several of them are those of a batch.
+    """
+    shape = tuple(labels.shape) if isinstance(labels, Tensor | np.ndarray) else np.shape(labels)
+    if labels is not None and math.prod(shape) != 1:
+        return False
+    scalar = labels is not None and shape == ()
+    return all(tensor.ndim in (0, 1, 3) or (scalar and tensor.ndim == 2) for tensor in tensors)
 
 
 def _check_alike(first: Inputs, inputs: Inputs, name: str) -> None:
@@ -249,8 +264,8 @@ def _check_alike(first: Inputs, inputs: Inputs, name: str) -> None:
             raise ValueError(f"{name} has images of {one.dtype} and {other.dtype}; give them alike")
 
 
-def _split(entry: Any, number: int, name: str, labelled: bool = True) -> tuple[Inputs, Tensor | None]:
-    """The inputs and the labels of an entry, whatever else is in it."""
+def _split(entry: Any, number: int, name: str, labelled: bool = True) -> tuple[Inputs, Any]:
+    """The inputs and the labels of an entry as they were given, whatever else is in it."""
     if isinstance(entry, Mapping):
         inputs, labels = _named_parts(entry, number, name, labelled)
     else:
@@ -265,7 +280,7 @@ def _split(entry: Any, number: int, name: str, labelled: bool = True) -> tuple[I
             f"entry {number} of {name} is a {type(entry).__name__} that does not begin with a tensor; give "
             "images, or tuples that begin with images and labels"
         )
-    return inputs, _read_labels(labels, number, name) if labelled else None
+    return inputs, labels
 
 
 def _read_labels(labels: Any, number: int, name: str) -> Tensor | None:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
 from ensbridge.data.examples import Examples, ExampleSet, ImageSet
-from ensbridge.data.loader import Data, _batches, _entries, collect
+from ensbridge.data.loader import Data, _batches, _entries, collect, is_batched
 from ensbridge.utils.devices import random_state_kept
 
 MEMORY = "512MB"
@@ -76,14 +76,14 @@ class Stream:
         """The first examples, on the stream's device."""
         with random_from(0):
             rows = _first_rows(self.data, count, self.name, self.labelled)
-            return collect(rows, self.name, self.labelled).to(self.device)
+            return collect(rows, self.name, self.labelled, batched=True).to(self.device)
 
     def counted(self, advance: Callable[[int], None]) -> Stream:
         """The same stream with its length, by reading it once where it does not say; `advance` follows."""
         if self.length is not None:
             return self
         count = 0
-        for images, _ in _batches(_entries(self.data, self.name), self.name, self.labelled):
+        for images, _ in read_batches(self.data, self.name, self.labelled):
             count += rows_of(images)
             advance(rows_of(images))
         return replace(self, length=count)
@@ -122,6 +122,8 @@ def load_or_stream(
         )
     else:
         return collect(data, name, labelled)
+    if isinstance(data, DataLoader) and isinstance(data.sampler, SequentialSampler):
+        say(f"{name} is read in the DataLoader's order; unless that is random already, give it shuffle=True")
     return stream
 
 
@@ -131,22 +133,37 @@ def collect_within(data: Data | Stream, memory: str | float, name: str, say: Say
     source: Any = data.data if isinstance(data, Stream) else data
     if _is_in_memory(source) or not (isinstance(source, Iterable) or is_map_style(source)):
         return collect(source, name)
+    if is_map_style(source) and _exceeds(source, limit, name):
+        # Data may be sorted by class, so that its first examples would be of few.
+        count = len(source)  # pyright: ignore[reportArgumentType]
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+        source = Subset(source, order)  # pyright: ignore[reportArgumentType]
     cut = False
 
     def fitting() -> Iterator[Any]:
         nonlocal cut
         held = 0
-        for batch in _batches(_entries(source, name), name):
+        for batch in read_batches(source, name):
             held += bytes_of(batch)
             cut = held > limit and held > bytes_of(batch)
             if cut:
                 return
             yield batch
 
-    whole = collect(fitting(), name)
+    whole = collect(fitting(), name, batched=True)
     if cut:
-        say(f"the first {len(whole):,} images of {name} are used, as no more fit into memory={memory!r}")
+        which = f"{len(whole):,} random" if isinstance(source, Subset) else f"the first {len(whole):,}"
+        say(f"{which} images of {name} are used, as no more fit into memory={memory!r}")
     return whole
+
+
+def _exceeds(data: Any, limit: float, name: str) -> bool:
+    return (size_of(Stream(data, name)) or 0) > limit
+
+
+def read_batches(data: Any, name: str, labelled: bool = True) -> Iterator[tuple[Any, Tensor | None]]:
+    """Every entry of data as a batch of inputs, with its labels."""
+    return _batches(_entries(data, name), name, labelled, is_batched(data))
 
 
 def parse_memory(memory: str | float) -> float:
@@ -180,11 +197,16 @@ def size_of(stream: Stream) -> int | None:
 def views_differ(data: Any, name: str, labelled: bool = True) -> bool:
     """Whether examples come out otherwise when they are read again, as with random augmentation."""
     items: Any = data.dataset if isinstance(data, DataLoader) else data
-    if not is_map_style(items):
+    batched = is_batched(data)
+    if not (is_map_style(items) or (batched and _has_index(items))):
         return False
+
+    def read(index: int) -> Any:
+        return data.collate_fn([items[index]]) if batched else items[index]
+
     with random_from(0):  # so that several processes see the same
         for index in range(min(PROBED, len(items))):
-            one, other = (list(_batches([items[index]], name, labelled)) for _ in range(2))
+            one, other = (list(_batches([read(index)], name, labelled, batched)) for _ in range(2))
             if not _equal(one[0][0], other[0][0]):
                 return True
     return False
@@ -198,6 +220,11 @@ def is_map_style(data: Any) -> bool:
         and not isinstance(data, Mapping | str | bytes | IterableDataset | DataLoader)
         and not (isinstance(data, tuple | list))
     )
+
+
+def _has_index(dataset: Any) -> bool:
+    """Whether a DataLoader's dataset gives examples by index, as a list does too."""
+    return is_map_style(dataset) or isinstance(dataset, tuple | list)
 
 
 @contextmanager
@@ -288,7 +315,7 @@ def _is_in_memory(data: Any) -> bool:
 
 
 def _is_iterable_loader(data: Any) -> bool:
-    return isinstance(data, DataLoader) and not is_map_style(data.dataset)
+    return isinstance(data, DataLoader) and not _has_index(data.dataset)
 
 
 def _examples_in(data: Any, name: str, labelled: bool) -> int | None:
@@ -315,11 +342,11 @@ def _length(data: Any) -> int | None:
 def _first_rows(data: Any, count: int, name: str, labelled: bool, whole: bool = False) -> Iterator[Any]:
     """Batches of the first examples, which may be of the first entry as a whole."""
     entries: Iterable[Any] = _entries(data, name)
-    if isinstance(data, DataLoader) and is_map_style(data.dataset) and data.batch_size is not None:
+    if isinstance(data, DataLoader) and _has_index(data.dataset) and data.batch_size is not None:
         # Without starting its workers.
         entries = (data.collate_fn([data.dataset[index]]) for index in range(len(data.dataset)))  # type: ignore[arg-type]
     left = count
-    for images, labels in _batches(entries, name, labelled):
+    for images, labels in _batches(entries, name, labelled, is_batched(data)):
         rows = rows_of(images) if whole else min(left, rows_of(images))
         part = slice(0, rows)
         yield cut_rows(images, part), None if labels is None else labels[part]
@@ -338,7 +365,7 @@ def _read_once(
 
     def counted() -> Iterator[Any]:
         nonlocal held
-        for batch in _batches(_entries(data, name), name, labelled):
+        for batch in read_batches(data, name, labelled):
             held += bytes_of(batch)
             if held > limit:
                 raise ValueError(
@@ -348,7 +375,7 @@ def _read_once(
                 )
             yield batch
 
-    return collect(counted(), name, labelled)
+    return collect(counted(), name, labelled, batched=True)
 
 
 def _readable(size: float) -> str:

@@ -18,8 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ensbridge.data.loader import _batches, _entries
-from ensbridge.data.stream import Stream, cut_rows, join_rows, map_tensors, random_from, rows_of
+from ensbridge.data.loader import _batches
+from ensbridge.data.stream import (
+    Stream,
+    cut_rows,
+    join_rows,
+    map_tensors,
+    random_from,
+    read_batches,
+    rows_of,
+)
+from ensbridge.utils.inputs import as_floats
 from ensbridge.utils.progress import Advance, ignore, stage_lines
 
 Seed = Callable[..., int]  # of a position: derive_seed with a run's own seed
@@ -186,7 +195,7 @@ class LoaderReader(AbstractReader):
         _set_epoch(self.data, self.passes)
         self.count = 0
         self.drawn, self.start_state = False, None  # whether an entry was, and the state before the first
-        entries = _batches(_entries(self.data, self.stream.name), self.stream.name, self.stream.labelled)
+        entries = read_batches(self.data, self.stream.name, self.stream.labelled)
         self.entries = islice(entries, self.part, None, self.parts)
 
     def _next_entry(self) -> None:
@@ -256,7 +265,7 @@ def _on_device(batch: tuple[Any, Tensor | None], device: torch.device) -> tuple[
 
     def move(tensor: Tensor) -> Tensor:
         moved = tensor.to(device, non_blocking=tensor.is_pinned() if device.type == "cuda" else False)
-        return moved.float() / 255 if moved.dtype == torch.uint8 else moved
+        return as_floats(moved)
 
     return map_tensors(move, images), None if labels is None else labels.to(device)
 

@@ -110,11 +110,11 @@ class FastEnsemble(AbstractFastEnsemble):
 
     Called on images it returns logits (B, K), whose softmax is the mean of the bridges' predictions, unless
     it was calibrated: `source_logit_weight` times the source's own logits are added, and all is divided by
-    `temperature`. With several bridges the source, part of each bridge's target, weighs more than another
-    member: 1/3 against 1/6 each for five members and two bridges. With `average_source` the source's own
-    prediction is part of the mean, as bridge networks (BN) have it. With no bridges it is the source alone
-    and its temperature. `source_distilled` says that the source is no member itself but was distilled from
-    the members.
+    `temperature`. Where members were partitioned among several bridges, the source, part of each bridge's
+    target, weighs more than another: 1/3 against 1/6 each for five members and two bridges. With
+    `average_source` the source's own prediction is part of the mean, as bridge networks (BN) have it. With no
+    bridges it is the source alone and its temperature. `source_distilled` says that the source is no member
+    itself but was distilled from the members.
 
     >>> from ensbridge.bridge import Bridge
     >>> from ensbridge.models import ResNet, ScoreNet

@@ -124,13 +124,13 @@ def choose_feature(
     ]
     if not prices:
         raise ValueError(
-            "the source has no feature there that a bridge can read; name a module that returns a map, "
-            "tokens or a vector"
+            "the source has no feature that a bridge can read; name a module that returns a map, tokens or a "
+            "vector, or give budget=1.0 for a network without bridges"
         )
     cheapest = math.ceil(100 * (1 + bridges * min(prices) / whole)) / 100  # rounded up: it is to be followed
     raise ValueError(
         f"no bridge fits ×{budget:g} the source's cost: the cheapest makes ×{cheapest:.2f}; raise budget to "
-        "that, or name another feature"
+        "that, name another feature, or give budget=1.0 for a network without bridges"
     )
 
 

@@ -39,7 +39,6 @@ from ensbridge.training.timing import TimeSplit
 from ensbridge.utils.devices import device_of
 from ensbridge.utils.files import read_json
 from ensbridge.utils.progress import count_steps, progress_bars
-from ensbridge.utils.text import one_line
 
 Say = Callable[[str], None]
 Source = Literal["frozen", "distilled", "auto"]
@@ -99,10 +98,11 @@ class CandidateTraining:
                 raise
             if source == "distilled":
                 raise ValueError(
-                    f"the distillation failed ({one_line(error)}); give a distil_lr below "
-                    f"{self.distil.lr:g}, or source='frozen'"
+                    f"the distillation failed, as its loss or a gradient was not finite; give a distil_lr "
+                    f"below {self.distil.lr:g}, or source='frozen'"
                 ) from error
-            self.say(f"the distillation failed ({one_line(error)}), so bridges are trained without it")
+            left = "bridges are trained without it" if self.plan else "the source stays as it is"
+            self.say(f"the distillation failed, so {left}; a distil_lr below {self.distil.lr:g} may help")
             alone = replace(self, run_dir=self._folder("without-distillation"))
             return [self._source(), *(alone.run("frozen", student) if self.plan else [])]
         return self.candidates(source, methods)
@@ -187,7 +187,8 @@ class CandidateTraining:
             deadline = time.monotonic() + 60 * SLACK * self.minutes
         shared = shared_config(joint, config)
         total = total_steps(shared, data)
-        if warning := few_steps(total, self.minutes, shared.epochs):
+        warning = few_steps(total, self.minutes, shared.epochs)
+        if warning and self._begun() is None:  # whose length stays that of its first call
             self.say(warning)
         with progress_bars(self.quiet) as bars:
             progress = count_steps(bars.stage("training", total))

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from ensbridge.data.augment import Augment
 from ensbridge.data.examples import ExampleSet, examples_of
-from ensbridge.data.stream import Stream, cut_rows, views_differ
+from ensbridge.data.stream import Stream, views_differ
 from ensbridge.data.stream_reader import IndexedReader
 from ensbridge.methods.base import Teacher, feature_names_of
 from ensbridge.models.ensemble import weights_digest
 from ensbridge.models.features import forward_with_features
 from ensbridge.utils.files import open_folder, read_json, write_atomically
+from ensbridge.utils.inputs import map_inputs
 from ensbridge.utils.progress import Advance, ignore
 
 FILLED = 256  # images at a time
@@ -63,7 +64,7 @@ class CachedData:
         """Refuse what is not what the teachers say today, as with another preprocessing, by one image."""
         image = next(_in_order(self.data, 1, start=0))
         for network, names in feature_names_of(teachers).items():
-            now = forward_with_features(network.eval(), cut_rows(image, slice(None)), *names)
+            now = forward_with_features(network.eval(), map_inputs(torch.clone, image), *names)
             kept = self.outputs(torch.zeros(1, dtype=torch.long))[network]
             for one, other in zip(now, kept, strict=True):
                 if not torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-2):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.data.augment import augment_inputs
+from ensbridge.data.stream import random_from
 from ensbridge.methods.base import AbstractTrainable, Batch, Runner, feature_names_of
 from ensbridge.models.features import forward_with_features
 from ensbridge.training.batches import AbstractBatches, Inputs, StreamedBatches, TrainData, open_batches
@@ -104,6 +105,9 @@ class EagerStep(AbstractStep):
     def __init__(self, *parts: Any, engine: Engine | None = None) -> None:
         super().__init__(*parts)
         self.engine = engine
+        # Dropout, DropPath and the like; others draw nothing, and threads share the global state.
+        modules = self.method.student.modules()
+        self.has_dropout = any("drop" in type(module).__name__.lower() for module in modules)
 
     def prepare(self) -> None:
         """Find, by a trial, the weights that get a gradient, where several processes average these."""
@@ -171,7 +175,9 @@ class EagerStep(AbstractStep):
             batch, draws, share = shard(batch, self.engine)
 
         def losses() -> dict[str, Tensor]:
-            with draws, in_precision(batch.images, self.config.precision == "bfloat16"):
+            # From the global state, but by the step alone, so that a resumed run repeats it.
+            dropout = random_from(derive_seed(seed, "dropout")) if self.has_dropout else nullcontext()
+            with draws, dropout, in_precision(batch.images, self.config.precision == "bfloat16"):
                 return self.method.losses(batch)
 
         return losses, share
