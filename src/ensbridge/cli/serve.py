@@ -84,8 +84,13 @@ def serve(
     from ensbridge.deploy.serve.served import Registry, Settings, parse_specs
     from ensbridge.utils.devices import find_device
 
+    if token is None:
+        token = os.environ.get("ENSBRIDGE_TOKEN")  # set but empty, which the option takes for not set
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
-        raise ValueError("the token is empty or holds what a header cannot; give letters and digits")
+        raise ValueError(
+            "the token (--token or ENSBRIDGE_TOKEN) is empty or holds what a header cannot; give letters and "
+            "digits, or unset it to serve without"
+        )
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, torch.get_num_threads() - 1)  # one core is left for the requests themselves
     if threads is not None:

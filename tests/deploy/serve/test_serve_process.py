@@ -177,9 +177,13 @@ def test_wrong_options_end_with_one_sentence(
     assert "cuda-graph" in fails(monkeypatch, capsys, folder, "--backend", "cuda-graph")
     assert "9" in fails(monkeypatch, capsys, folder, "--seconds", "9")
     assert "token" in fails(monkeypatch, capsys, folder, "--token", "")
+    for option in ("--mean", "--std"):
+        assert "2 numbers for 3 channels" in fails(monkeypatch, capsys, folder, "--port", "0", option, "1,2")
     assert "member.pt" in fails(monkeypatch, capsys, folder, "--port", "0", "--members", "member.pt")
     assert str(folder) in fails(monkeypatch, capsys, folder, "--port", "0", "--members", folder)
     assert "3, 9, 9, 9" in fails(monkeypatch, capsys, folder, "--port", "0", "--image-shape", "3,9,9,9")
+    monkeypatch.setenv("ENSBRIDGE_TOKEN", "")
+    assert "ENSBRIDGE_TOKEN" in fails(monkeypatch, capsys, folder, "--port", "0")
 
 
 def test_what_is_not_installed_is_named_first(

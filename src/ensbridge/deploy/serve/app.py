@@ -52,12 +52,16 @@ def create_app(models: Registry, token: str | None = None) -> Guard:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        decoders = ThreadPoolExecutor(DECODERS, "decode")
+        # Tensors and answers have a thread of their own, so that they do not wait for large images.
+        decoders, converter = ThreadPoolExecutor(DECODERS, "decode"), ThreadPoolExecutor(1, "convert")
 
         async def decode(function: Callable[..., Any], *arguments: Any) -> Any:
             return await asyncio.get_running_loop().run_in_executor(decoders, function, *arguments)
 
-        app.state.decode = decode
+        async def convert(function: Callable[..., Any], *arguments: Any) -> Any:
+            return await asyncio.get_running_loop().run_in_executor(converter, function, *arguments)
+
+        app.state.decode, app.state.convert = decode, convert
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             loop = asyncio.get_running_loop()
 
@@ -69,7 +73,8 @@ def create_app(models: Registry, token: str | None = None) -> Guard:
             loop.add_signal_handler(signal.SIGHUP, hang_up)
         yield
         await models.drain()
-        decoders.shutdown(wait=False, cancel_futures=True)
+        for threads in (decoders, converter):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(
         title="ensbridge",

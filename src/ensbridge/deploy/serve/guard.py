@@ -25,6 +25,7 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 # the server lives, for whoever restarts it.
 OPEN = ("/", "/healthz", "/v2/health/live", "/v2/health/ready", "/openapi.json")
 OPEN_FOLDERS = ("/page/", "/examples/")
+UNTIL = "ensbridge.until"  # in a request's scope: when, by time.monotonic(), nobody waits for it any longer
 HEADERS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
 
 
@@ -70,6 +71,7 @@ class Guard:
         self._check_token(scope)
         loop, body = asyncio.get_running_loop(), bytearray()
         deadline = loop.time() + self.limits.seconds
+        scope[UNTIL] = time.monotonic() + self.limits.seconds
         try:
             try:
                 await asyncio.wait_for(self._read(scope, receive, body), self.limits.seconds)

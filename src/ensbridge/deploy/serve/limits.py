@@ -20,6 +20,8 @@ class Limits:
     bodies: int = 512 * 2**20  # bytes of all requests together that are read or waiting
     images: int = 256  # in a request
     pixels: int = 2**24  # of an image file, before it is decoded
+    request_pixels: int = 2**28  # of all image files of a request
+    json: int = 4 * 2**20  # bytes of an inference request's JSON, which takes many times that to parse
     queue: int = 512  # images that wait for a model
     seconds: float = 8.0  # from a request's first byte to its answer; below GRACE, so that none is cut
     connections: int = 1024

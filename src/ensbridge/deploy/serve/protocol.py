@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from ensbridge.deploy.serve.batching import Outputs
-from ensbridge.deploy.serve.limits import Refused
+from ensbridge.deploy.serve.limits import Limits, Refused
 from ensbridge.utils.text import visible
 
 INPUT, OUTPUTS = "images", ("logits", "source_logits")
@@ -128,10 +128,14 @@ def metadata(name: str, shape: Sequence[int], classes: int, dtype: torch.dtype) 
 
 
 def parse_request(
-    body: bytes, header_length: str | None, shape: Sequence[int], dtype: torch.dtype, most: int
+    body: bytes, header_length: str | None, shape: Sequence[int], dtype: torch.dtype, limits: Limits
 ) -> Inference:
     """Read a request for a model that takes images of `shape`; `Refused` with one sentence."""
     head, tail = _split(body, header_length)
+    if len(head) > limits.json:
+        raise Refused(
+            413, f"the request's JSON has {len(head):,} bytes of at most {limits.json:,}; send binary tensors"
+        )
     try:
         request = InferRequest.model_validate_json(head)
     except ValidationError as error:
@@ -139,7 +143,7 @@ def parse_request(
     if len(request.inputs) != 1 or request.inputs[0].name != INPUT:
         names = ", ".join(tensor.name for tensor in request.inputs)
         raise Refused(400, _shown(f"the inputs are {names[:100]}; give the one input {INPUT!r}"))
-    images = _images(request.inputs[0], tail, shape, dtype, most)
+    images = _images(request.inputs[0], tail, shape, dtype, limits.images)
     return Inference(request.id, images, _wanted(request))
 
 

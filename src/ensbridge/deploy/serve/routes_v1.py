@@ -8,6 +8,7 @@ from fastapi import APIRouter, File, Query, Request, Response, UploadFile
 from pydantic import BaseModel
 
 from ensbridge.deploy.serve.answers import ModelAnswer, PredictAnswer, answer, describe, error_responses
+from ensbridge.deploy.serve.guard import UNTIL
 from ensbridge.deploy.serve.limits import Refused
 from ensbridge.deploy.serve.routes_v2 import registry
 from ensbridge.deploy.serve.uploads import file_name, read_uploads
@@ -24,6 +25,7 @@ class Healthy(BaseModel):
 
 @router.post(
     "/v1/predict",
+    response_model=PredictAnswer,
     tags=["predict"],
     responses=error_responses(400, 401, 404, 408, 413, 415, 422, 429, 500, 503),
 )
@@ -36,7 +38,7 @@ async def predict(
     top: Annotated[int, Query(ge=1, le=1000, description="How many classes are listed.")] = 5,
     steps: Annotated[bool, Query(description="Also the states along the bridges.")] = False,
     ensemble: Annotated[bool, Query(description="Also the true ensemble, where it is served.")] = False,
-) -> PredictAnswer:
+) -> Response:
     """What the model, and its source alone, see in one or many images.
 
     An image of another size is cropped around its middle and resampled. If one cannot be read, none is
@@ -52,11 +54,15 @@ async def predict(
     names = [file_name(image.filename, number) for number, image in enumerate(images, start=1)]
     contents = [await image.read() for image in images]
     pixels = await request.app.state.decode(
-        read_uploads, served, list(zip(names, contents, strict=True)), limits
+        read_uploads, served, list(zip(names, contents, strict=True)), limits, request.scope[UNTIL]
     )
     compute = served.explain if steps or ensemble else served.predict
     outputs = await compute(pixels)
-    return answer(served, names, outputs, top=top, steps=steps, ensemble=ensemble)
+
+    def write() -> str:
+        return answer(served, names, outputs, top=top, steps=steps, ensemble=ensemble).model_dump_json()
+
+    return Response(await request.app.state.convert(write), media_type="application/json")
 
 
 @router.get("/v1/model", tags=["predict"], responses=error_responses(401, 404, 422))

@@ -26,6 +26,7 @@ from ensbridge.deploy.serve.served import Registry, ServedModel
 from ensbridge.utils.text import one_line
 
 router = APIRouter(prefix="/v2", tags=["Open Inference Protocol v2"])
+SMALL = 2**16  # bytes that are read or written at once; more would keep other requests waiting
 HEADER_LENGTH = "Inference-Header-Content-Length"
 Name = Annotated[str, Path(description="A model's name.")]
 Version = Annotated[str, Path(description="A model's version; there is only 1.")]
@@ -183,15 +184,15 @@ async def infer_version(request: Request, name: Name, version: Version) -> Respo
 
 
 async def _infer(request: Request, model: ServedModel) -> Response:
-    inference = parse_request(
-        await request.body(),
-        request.headers.get(HEADER_LENGTH),
-        model.shape,
-        model.dtype,
-        model.settings.limits.images,
-    )
+    content, convert = await request.body(), request.app.state.convert
+    header, limits = request.headers.get(HEADER_LENGTH), model.settings.limits
+    arguments = content, header, model.shape, model.dtype, limits
+    small = len(content) < SMALL  # not worth a thread
+    inference = parse_request(*arguments) if small else await convert(parse_request, *arguments)
     outputs = await model.predict(inference.images)
-    body, length = write_response(model.name, inference, outputs, model.dtype)
+    written = model.name, inference, outputs, model.dtype
+    small = sum(rows.nbytes for rows in outputs.values()) < SMALL
+    body, length = write_response(*written) if small else await convert(write_response, *written)
     if length is None:
         return Response(body, media_type="application/json")
     return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})

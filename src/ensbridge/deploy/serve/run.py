@@ -6,7 +6,9 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 
@@ -43,17 +45,44 @@ def address(taken: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """A server that says when it listens."""
+    """A server that says when it listens, and closes connections on which nothing is asked."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self.ready = ready
+        self._idle: dict[Any, tuple[Any, float]] = {}  # by connection: its last request, and since when
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then say so."""
         await super().startup(sockets=sockets)
         if self.started:
             self.ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Every second also look for idle connections."""
+        if counter % 10 == 0:
+            self.close_idle(time.monotonic())
+        return await super().on_tick(counter)
+
+    def close_idle(self, now: float) -> None:
+        """Close what has had no request for longer than a connection is kept.
+
+        uvicorn itself does so only after an answer, and not once a part of the next request has come.
+        """
+        keep, idle = self.config.timeout_keep_alive, {}
+        connections: list[Any] = list(self.server_state.connections)
+        for connection in connections:
+            request, transport = connection.cycle, connection.transport
+            if not (request is None or request.response_complete or transport.is_closing()):
+                continue
+            last, since = self._idle.get(connection, (request, now))
+            idle[connection] = request, since if last is request else now
+            seconds = now - idle[connection][1]
+            if seconds > 2 * keep:  # its client does not read what is left of an answer
+                transport.abort()
+            elif seconds > keep:
+                transport.close()
+        self._idle = idle
 
 
 def make_server(

@@ -81,6 +81,8 @@ class ServedModel:
             )
         self.pixels = Pixels.of(fast, settings.mean, settings.std)
         self.takes_files = len(self.shape) == 3 and self.shape[0] in CHANNELS
+        if self.takes_files:
+            self.pixels(example)  # a mean or std of another number of channels is refused now
         self.card = _card(spec.path)
         self.members = _members(spec, self.fast, settings)
         if self.members is not None and (count := _classes(self.members, example)) != self.classes:
