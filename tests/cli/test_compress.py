@@ -13,9 +13,12 @@ from PIL import Image
 
 import ensbridge as eb
 from _named import CLASSES, TIMM, class_folders, hugging_face, pixels, png, run, weights
-from ensbridge.data.image_parts import open_parts
+from ensbridge.data.image_parts import ImagePart, open_parts
 from ensbridge.data.loader import collect
 from ensbridge.deploy.batch import decode_image
+from ensbridge.deploy.members import Member, open_member
+from ensbridge.experiments import named as by_name
+from ensbridge.experiments.named import evaluate_named
 from ensbridge.models.named import NamedNetwork
 from ensbridge.utils.extras import missing
 
@@ -84,10 +87,38 @@ def test_folders_have_labels_by_class_or_none_and_follow_the_members_names(tmp_p
     }
     turned = parts["train"].in_order_of(["Cat", "ant", "bee"])
     assert (turned.labels, turned.class_names) == ((1, 1, 2, 2, 0, 0), ("Cat", "ant", "bee"))
-    assert parts["train"].in_order_of(["x", "y", "z"]) is parts["train"]
+    same = parts["train"].in_order_of(["Ant", "BEE", "cat"])
+    assert (same.labels, same.class_names) == ((0, 0, 1, 1, 2, 2), ("Ant", "BEE", "cat"))
+    some = parts["train"].in_order_of(["dog", "cat", "bee", "ant"])
+    assert some.labels == (3, 3, 2, 2, 1, 1)
     flat = open_parts(str(tmp_path / "a" / "train" / "ant"), decode)["all"]
     assert flat.labels is None
     assert collect(flat.data).images.shape == (2, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("names", "named"),
+    [
+        (["x", "y", "z"], r"ant, bee, cat.*'ant' is none.*x, y, z"),
+        (["ant", "bee", "cow"], "'cat' is none"),
+        (["ant", "bee"], "'cat' is none"),
+        (["ant", "bee", "cat", "Cat"], "'cat' is the name of several"),
+        ([str(n) for n in range(9)], r"9 \(0, 1, 2, 3, 4, …\)"),
+    ],
+)
+def test_classes_that_the_model_has_not_are_refused(names: list[str], named: str) -> None:
+    part = ImagePart(eb.data.ImageSet(expected(3)), (0, 1, 2), CLASSES)
+    with pytest.raises(ValueError, match=named):
+        part.in_order_of(names)
+
+
+@pytest.mark.parametrize("own", [CLASSES, None])
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_of_no_class_is_refused(label: int, own: tuple[str, ...] | None) -> None:
+    part = ImagePart(eb.data.ImageSet(expected(3)), (0, label, 2), own)
+    for names in (CLASSES, ("bee", "cat", "ant")):
+        with pytest.raises(ValueError, match=f"label {label}"):
+            part.in_order_of(names)
 
 
 @pytest.mark.parametrize("name", ["absent", "empty", "text.parquet", "text.npz", "text.txt", "odd.parquet"])
@@ -171,6 +202,58 @@ def test_fidelity_and_evaluate_take_the_same_names(
     out = capsys.readouterr().out
     assert "hf:vit" in out
     assert f"{found['row']['nll']:.3f}" in out  # the model's, by either command
+
+
+@pytest.mark.parametrize("first", ["hf:cows", f"timm:{TIMM}@a.safetensors,size=32"])
+def test_accuracy_on_a_folder_that_lacks_a_class_is_that_of_its_names(
+    first: str, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(there)
+    names = ("ant", "bee", "cow")
+    if not Path("cows").exists():
+        hugging_face(Path("cows"), 2, names)
+        class_folders(Path("farm"), 6, names[1:])
+    scores = evaluate_named([first, "hf:cows"] if first != "hf:cows" else [first], "farm")
+    for row in scores.rows:
+        member = open_member(row.model)
+        files = [(names.index(path.parent.name), path) for path in sorted(Path("farm").glob("*/*.png"))]
+        images = torch.stack(
+            [decode_image(path.read_bytes(), (3, 32, 32), member.takes) for _, path in files]
+        )
+        with torch.no_grad():
+            outputs = member.net(images / 255)
+        best = getattr(outputs, "logits", outputs).argmax(1).tolist()
+        right = sum(label == guess for (label, _), guess in zip(files, best, strict=True))
+        assert row.acc == pytest.approx(100 * right / len(files))
+
+
+def test_classes_that_do_not_fit_are_refused_by_evaluate(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(there)
+    class_folders(Path("four"), 1, ("a", "b", "c", "d"))
+    hugging_face(Path("turned"), 2, ("bee", "cat", "ant"))
+    with pytest.raises(ValueError, match=r"4 classes.*3 outputs"):
+        evaluate_named([f"timm:{TIMM}@a.safetensors,size=32"], "four")
+    with pytest.raises(ValueError, match="'a' is none"):
+        evaluate_named([f"timm:{TIMM}@a.safetensors,size=32", "hf:vit"], "four")
+    with pytest.raises(ValueError, match=r"hf:turned and hf:vit .*orders"):
+        evaluate_named(["hf:vit", "hf:turned"], "photos/test")
+
+
+def test_a_licence_is_refused_before_anything_is_opened_and_a_members_unusual_one_is_left_out(
+    there: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(there)
+    monkeypatch.setattr(by_name, "open_members", lambda *_: pytest.fail("members were opened"))
+    given = ("hf:vit", f"timm:{TIMM}@b.pt", "--data", "photos", "--out", "other", "--quiet")
+    assert run(monkeypatch, "compress", *given, "--license", "Apache 2.0") == 2
+    assert "'Apache 2.0'" in capsys.readouterr().err
+    net = torch.nn.Identity()
+    for licence, kept in (("mit", "mit"), ("Apache 2.0", None), (None, None)):
+        assert by_name._licence([Member("a", net, "", license=licence)] * 2) == kept
+    bases = [Member("a", net, "", base_model=name) for name in ("u/m", "u/n@v1", "/models/x", "vit", None)]
+    assert by_name._base_models(bases) == ["u/m", "u/n"]
 
 
 @pytest.mark.parametrize(

@@ -235,9 +235,52 @@ def test_settings_that_could_choose_code_are_refused(settings: dict[str, object]
 
 def test_a_file_cannot_ask_for_endless_layers(tmp_path: Path) -> None:
     FastEnsemble(named("transformers")).save(tmp_path)
-    change(tmp_path, put("source.arguments.settings.num_hidden_layers", 10**7))
+    change(tmp_path, put("source.arguments.settings.num_hidden_layers", 2**15))
     with pytest.raises(ValueError, match="far more tensors"):
         eb.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("beit", {"num_hidden_layers": 30_000_000}),
+        ("vit", {"image_size": 2**15 + 1}),
+        ("vit", {"layer_norm_eps": float("nan")}),
+        ("swin", {"depths": [2**15] * 3}),
+        ("swin", {"depths": [1] * 101}),
+        ("swin", {"depths": [[1] * 100] * 2}),
+    ],
+)
+def test_settings_beyond_any_real_network_are_refused(kind: str, settings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"settings have .*{next(iter(settings))}.* up to 32768"):
+        build_network("transformers", kind, 3, 3, (32, 32), settings)
+
+
+def test_levit_which_is_quadratic_in_its_size_is_not_built() -> None:
+    with pytest.raises(ValueError, match="levit"):
+        build_network("transformers", "levit", 3, 3, (32, 32), {"image_size": 3200})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "vit", "num_channels": "3"},
+        {"model_type": "vit", "num_channels": 10**12},
+        {"model_type": "vit", "image_size": "32"},
+        {"model_type": "vit", "hidden_size": "wide"},
+        {"model_type": "vit", "num_hidden_layers": 10**9},
+        {"model_type": ["vit"]},
+        {"model_type": {"vit": 1}},
+        {"architecture": "resnet10t", "num_classes": 3, "pretrained_cfg": "x"},
+        {"architecture": "resnet10t", "num_classes": 3, "pretrained_cfg": {"input_size": 5}},
+        {"architecture": "resnet10t", "num_classes": 3, "pretrained_cfg": {"mean": ["a"]}},
+    ],
+    ids=json.dumps,
+)
+def test_a_folder_whose_description_is_wrong_is_named(config: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config\.json describes no classifier \(.*\); download it again"):
+        open_member(f"hf:{tmp_path}")
 
 
 def test_every_kind_of_transformers_is_one_of_its_classifiers() -> None:

@@ -6,6 +6,7 @@ Labels are optional. A set has parts (train, val, test), or is one part, "all".
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,15 +95,16 @@ class ImagePart:
         return replace(self, images=collect(self.images))
 
     def in_order_of(self, names: Sequence[str] | None) -> ImagePart:
-        """The part with its classes numbered as `names` has them, where both have the same names."""
-        own = self.class_names
-        if self.labels is None or own is None or names is None or tuple(names) == own:
+        """The part with its classes, which may be some of `names`, numbered as `names` has them."""
+        if self.labels is None:
             return self
-        plain = {_plain(name): number for number, name in enumerate(names)}
-        numbers = [plain.get(_plain(name)) for name in own]
-        if None in numbers or len(set(numbers)) < len(numbers):
+        known = self.class_names or names
+        if known is not None:
+            _check_labels(self.labels, len(known))
+        if self.class_names is None or names is None or tuple(names) == self.class_names:
             return self
-        return replace(self, labels=tuple(numbers[label] for label in self.labels), class_names=tuple(names))  # type: ignore[arg-type]
+        numbers = _numbers_in(self.class_names, names)
+        return replace(self, labels=tuple(numbers[label] for label in self.labels), class_names=tuple(names))
 
 
 def open_parts(source: str, decode: Decode, root: Path | str | None = None) -> dict[str, ImagePart]:
@@ -373,6 +375,35 @@ class _LabelledStream(IterableDataset[tuple[Tensor, int]]):
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         return zip(self.images, self.labels, strict=True)
+
+
+def _check_labels(labels: Sequence[int], classes: int) -> None:
+    wrong = next((label for label in labels if not 0 <= label < classes), None)
+    if wrong is not None:
+        raise ValueError(
+            f"the data has the label {wrong}, and {classes} classes; give labels from 0 to {classes - 1}"
+        )
+
+
+def _numbers_in(own: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The number of each of the data's classes among the model's, by its name alone."""
+    theirs, ours = [_plain(name) for name in names], [_plain(name) for name in own]
+    if ours == theirs:
+        return list(range(len(ours)))
+    counts = Counter(theirs), Counter(ours)
+    numbers = {plain: number for number, plain in enumerate(theirs)}
+    for name, plain in zip(own, ours, strict=True):
+        if any(count[plain] != 1 for count in counts):
+            trouble = "is none" if plain not in numbers else "is the name of several"
+            raise ValueError(
+                f"the data has {len(own)} classes ({_first(own)}), of which {name!r} {trouble} of the "
+                f"model's {len(names)} ({_first(names)}); call the data's classes as the model does"
+            )
+    return [numbers[plain] for plain in ours]
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
 def _plain(name: str) -> str:

@@ -67,17 +67,32 @@ def open_classifier(address: str) -> Classifier | None:
         raise ValueError(f"{path} describes no classifier; give one of transformers or timm")
     licence = _licence(folder / "README.md")
     base = None if local else name.partition("@")[0]
-    if "architecture" in config:  # as timm writes it
-        described = config.get("pretrained_cfg") or config
-        names = described.get("label_names")
-        return Classifier(folder, config, timm_input(described), _names(names), base, licence)
     kind = config.get("model_type")
-    if kind not in TRANSFORMERS:
+    if "architecture" not in config and not (isinstance(kind, str) and kind in TRANSFORMERS):
+        if kind is not None and not isinstance(kind, str):
+            raise _not_described(path, TypeError(f"its model_type is {short(kind)}"))
         raise ValueError(
             f"{path} is of the kind {short(kind)}, which is not built by name; those are: "
             f"{', '.join(TRANSFORMERS)}"
         )
-    return Classifier(folder, config, _read_preprocessor(folder, config), _labels(config), base, licence)
+    try:
+        takes, names = _read_timm(config) if "architecture" in config else _read_transformers(folder, config)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise _not_described(path, error) from error
+    return Classifier(folder, config, takes, names, base, licence)
+
+
+def _not_described(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} describes no classifier ({one_line(error)}); download it again")
+
+
+def _read_timm(config: Mapping[str, Any]) -> tuple[ImageInput, tuple[str, ...] | None]:
+    described = config.get("pretrained_cfg") or config
+    return timm_input(described), _names(described.get("label_names"))
+
+
+def _read_transformers(folder: Path, config: Mapping[str, Any]) -> tuple[ImageInput, tuple[str, ...] | None]:
+    return _read_preprocessor(folder, config), _labels(config)
 
 
 def timm_input(config: Mapping[str, Any]) -> ImageInput:
@@ -111,7 +126,10 @@ def _build_timm(folder: Path, config: Mapping[str, Any], takes: ImageInput) -> N
 def _build_transformers(folder: Path, config: Mapping[str, Any], takes: ImageInput) -> NamedNetwork:
     """The network, filled by transformers itself, which knows how its names of weights have changed."""
     kind, classes = config["model_type"], _count_labels(config)
-    net = NamedNetwork.of("transformers", kind, classes, takes, plain_settings(kind, config))
+    try:
+        net = NamedNetwork.of("transformers", kind, classes, takes, plain_settings(kind, config))
+    except Exception as error:  # whatever constructors end with
+        raise _not_described(folder / "config.json", error) from error
     library = import_library("transformers")
     if not any(folder.glob("*.safetensors")) and not (folder / "pytorch_model.bin").is_file():
         raise ValueError(f"{folder} holds no model.safetensors; give a folder with the weights")
@@ -174,6 +192,8 @@ def _read_preprocessor(folder: Path, config: Mapping[str, Any]) -> ImageInput:
     said = read_json(path) if path.is_file() else {}
     said = said if isinstance(said, dict) else {}
     channels = config.get("num_channels", 3)
+    if not isinstance(channels, int) or not 1 <= channels <= 4:
+        raise ValueError(f"its num_channels are {short(channels)}")
     size, crop = said.get("size"), said.get("crop_size")
     default = config.get("image_size", 224)
     default = tuple(default) if isinstance(default, list) else (default, default)

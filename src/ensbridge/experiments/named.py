@@ -19,8 +19,10 @@ from ensbridge.data.stream import MEMORY, parse_memory
 from ensbridge.deploy.batch import decode_image
 from ensbridge.deploy.members import Member, Overrides, check_source, open_member, open_members
 from ensbridge.deploy.saving.folder import check_target
+from ensbridge.deploy.saving.metadata import check_origin, is_hub_name, is_licence
 from ensbridge.evaluation.evaluate import evaluate
 from ensbridge.evaluation.fidelity import Fidelity
+from ensbridge.evaluation.predict import predict
 from ensbridge.evaluation.scores import Scores
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
@@ -60,6 +62,7 @@ def compress_named(
     if len(names) < 2:
         raise ValueError(f"{len(names)} member was named; give two or more, the source first")
     check_target(out)
+    check_origin(license)
     members = open_members(names, overrides)
     for member in members:
         say(f"{member.name}: {member.words}")
@@ -84,7 +87,7 @@ def compress_named(
         out,
         scores=fidelity,
         license=license or _licence(members),
-        base_models=[member.base_model for member in members if member.base_model],
+        base_models=_base_models(members),
         dataset=_title(data.test or data.val or data.data),
     )
     return fast, fidelity
@@ -100,7 +103,7 @@ def fidelity_named(
 ) -> Fidelity:
     """How near a saved model is to the ensemble of members that are named, on the test images of `data`."""
     members = open_members(names, overrides)
-    test = collect(images_for(model, data, root, members[0].class_names).data, "test").to(device)
+    test = collect(images_for(model, data, root, _known_names(members)).data, "test").to(device)
     return model.to(device).fidelity(test, members=[member.net.to(device) for member in members])
 
 
@@ -127,19 +130,22 @@ def evaluate_named(
 
     The first is what the others are compared with: its cost is the unit, and it is DE-1 of DEE. Images are
     brought to the size that it takes; the temperature of the calibrated NLL comes from validation images,
-    where the set has some.
+    where the set has some. Classes are numbered as the first one that knows their names has them.
     """
     members = [open_member(name, overrides, allow) for name in names]
     first, takes, shape = members[0], members[0].takes, None
     if isinstance(first.net, FastEnsemble):
         takes, shape = input_of(first.net.source), first.net.image_shape
-    parts = _opened(data, root, takes, shape, first.class_names)
-    test, val = _choose(parts, data, TEST), parts.get(VAL)
+    class_names = _known_names(members)
+    parts = _opened(data, root, takes, shape)
+    test, val = _choose(parts, data, TEST).in_order_of(class_names), parts.get(VAL)
     if test.labels is None:
         raise ValueError(f"{data} has no labels, without which nothing is measured; give a set with labels")
     nets = {member.name: member.net.to(device) for member in members}
     images = collect(test.data, "test").to(device)
-    held = None if val is None else collect(val.data, "val").to(device)
+    if class_names is None:
+        _check_count(test, predict(nets[first.name], images.first(1)).shape[1], first)
+    held = None if val is None else collect(val.in_order_of(class_names).data, "val").to(device)
     reference = Ensemble([nets[first.name]])
     return evaluate(nets, images, held, reference=reference, dataset=_title(data))
 
@@ -152,8 +158,8 @@ def images_for(
     part: str = TEST,
 ) -> ImagePart:
     """The images of a set, as files become what a saved model takes."""
-    parts = _opened(data, root, input_of(fast.source), fast.image_shape, names or fast.class_names)
-    return _choose(parts, data, part)
+    parts = _opened(data, root, input_of(fast.source), fast.image_shape)
+    return _choose(parts, data, part).in_order_of(names or fast.class_names)
 
 
 def _opened(
@@ -161,7 +167,6 @@ def _opened(
     root: Path | None,
     takes: ImageInput | None,
     shape: Sequence[int] | None,
-    names: Sequence[str] | None,
 ) -> dict[str, ImagePart]:
     """The parts of a set as images of a shape, or of what a network takes."""
     if shape is None and takes is not None:
@@ -169,7 +174,7 @@ def _opened(
     if shape is None:
         raise ValueError("the first model does not say what images it takes; put one first that does")
     parts = open_parts(data, partial(decode_image, shape=tuple(shape), takes=takes), root)
-    return {name: _in_colour(part, shape[0]).in_order_of(names) for name, part in parts.items()}
+    return {name: _in_colour(part, shape[0]) for name, part in parts.items()}
 
 
 def _choose(parts: dict[str, ImagePart], data: str, *wanted: str) -> ImagePart:
@@ -188,10 +193,10 @@ def _training_parts(
     data: DataNames, source: NamedNetwork, members: Sequence[Member], say: Say
 ) -> tuple[ImagePart, ImagePart | None, ImagePart | None]:
     """Images for training, for validation and for the test, where there are such."""
-    names = next((member.class_names for member in members if member.class_names), None)
-    opened = partial(_opened, root=data.root, takes=source.takes, shape=None, names=names)
+    names = _known_names(members)
+    opened = partial(_opened, root=data.root, takes=source.takes, shape=None)
     parts = opened(data.data)
-    train, val = _choose(parts, data.data, TRAIN), parts.get(VAL)
+    train, val = _choose(parts, data.data, TRAIN).in_order_of(names), parts.get(VAL)
     _check_classes(train, source, names)
     if data.val is not None:
         val = _choose(opened(data.val), data.val, VAL, TEST)
@@ -199,6 +204,7 @@ def _training_parts(
         train, val = train.hold_out()
         say("there is no --val, so every tenth training image is held out for validation")
     test = None if data.test is None else _choose(opened(data.test), data.test, TEST, VAL)
+    val, test = (None if part is None else part.in_order_of(names) for part in (val, test))
     if test is not None and test.labels is None:
         say(f"{data.test} has no labels, so that the verdict on it goes by the members' predictions")
     for part in (val, test):
@@ -222,6 +228,16 @@ def _check_classes(part: ImagePart | None, source: NamedNetwork, names: Sequence
         )
 
 
+def _check_count(part: ImagePart, outputs: int, first: Member) -> None:
+    """Refuse more classes than a model has outputs, where no names tell which is which."""
+    count = len(part.class_names) if part.class_names else max(part.labels or (0,)) + 1
+    if count > outputs:
+        raise ValueError(
+            f"the data has {count} classes and {first.name} {outputs} outputs, which have no names; give "
+            "data of the model's classes"
+        )
+
+
 def _check_size(part: ImagePart, source: NamedNetwork, say: Say) -> None:
     """Say it where images in memory are of another size than the source is known to take."""
     if isinstance(part.images, ImageSet):
@@ -242,6 +258,19 @@ def _in_colour(part: ImagePart, channels: int) -> ImagePart:
     return part
 
 
+def _known_names(members: Sequence[Member]) -> tuple[str, ...] | None:
+    """The names of the classes by the first member that has them; no other may have them in another order."""
+    known = [member for member in members if member.class_names]
+    for member in known[1:]:
+        names, others = (member.class_names or (), known[0].class_names or ())
+        if names != others and sorted(names) == sorted(others):
+            raise ValueError(
+                f"{member.name} and {known[0].name} have the same classes in different orders; measure them "
+                "one by one"
+            )
+    return known[0].class_names if known else None
+
+
 def _class_names(members: Sequence[Member], part: ImagePart, classes: int) -> tuple[str, ...] | None:
     for names in (*(member.class_names for member in members), part.class_names):
         if names is not None and len(names) == classes:
@@ -250,9 +279,16 @@ def _class_names(members: Sequence[Member], part: ImagePart, classes: int) -> tu
 
 
 def _licence(members: Sequence[Member]) -> str | None:
-    """The licence of all members, where it is known and the same."""
+    """The licence of all members, where it is known, the same, and one that a card can state."""
     licences = {member.license for member in members}
-    return licences.pop() if len(licences) == 1 else None
+    licence = licences.pop() if len(licences) == 1 else None
+    return licence if licence is not None and is_licence(licence) else None
+
+
+def _base_models(members: Sequence[Member]) -> list[str]:
+    """The members that are on the hub; a folder of this machine is not."""
+    names = [(member.base_model or "").partition("@")[0] for member in members]
+    return [name for name in names if is_hub_name(name) and not Path(name).is_dir()]
 
 
 def _title(data: str) -> str:

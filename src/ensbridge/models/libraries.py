@@ -24,7 +24,8 @@ from ensbridge.utils.text import short
 Library = Literal["timm", "torchvision", "transformers"]
 
 # The image classifiers of transformers that are built of plain layers, by their `model_type`. Others take a
-# network of another library by name, or text beside images.
+# network of another library by name, or text beside images. LeViT's takes time that is
+# quadratic in the number of positions.
 TRANSFORMERS = {
     "beit": "BeitForImageClassification",
     "bit": "BitForImageClassification",
@@ -38,7 +39,6 @@ TRANSFORMERS = {
     "efficientnet": "EfficientNetForImageClassification",
     "focalnet": "FocalNetForImageClassification",
     "hiera": "HieraForImageClassification",
-    "levit": "LevitForImageClassification",
     "mobilenet_v1": "MobileNetV1ForImageClassification",
     "mobilenet_v2": "MobileNetV2ForImageClassification",
     "mobilevit": "MobileViTForImageClassification",
@@ -56,7 +56,7 @@ TRANSFORMERS = {
     "vit_msn": "ViTMSNForImageClassification",
 }
 _NAME = re.compile(r"[a-z0-9_-]{1,100}", re.ASCII)
-_MOST_SETTINGS, _MOST_ITEMS = 200, 1000
+_LARGEST_NUMBER, _MOST_ITEMS = 2**15, 100  # in a setting; constructors loop over what they are given
 
 
 def import_library(library: Library) -> Any:
@@ -118,6 +118,11 @@ def _from_transformers(name: str, classes: int, settings: Mapping[str, Any]) -> 
     for key, value in settings.items():
         if key not in known or not _is_plain(value):
             raise ValueError(f"settings have {short(key)} as {short(value)}, which {name} does not take")
+        if not _is_small(value):
+            raise ValueError(
+                f"settings have {short(key)} as {short(value)}; give numbers up to {_LARGEST_NUMBER}, "
+                f"at most {_MOST_ITEMS} in a list and together up to {2 * _LARGEST_NUMBER}"
+            )
     return getattr(transformers, TRANSFORMERS[name])(config(**settings, num_labels=classes))
 
 
@@ -137,14 +142,25 @@ def plain_settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def _is_plain(value: object) -> bool:
     """Whether a setting is a number, a short text, or a list of these or of such lists."""
     if isinstance(value, list | tuple):
-        return len(value) <= _MOST_ITEMS and all(
-            _is_plain(item) and not isinstance(item, Mapping) for item in value
-        )
+        return all(_is_plain(item) for item in value)
     return (
         value is None
         or isinstance(value, bool | int | float)
         or (isinstance(value, str) and len(value) < 100)
     )
+
+
+def _is_small(value: object) -> bool:
+    """Whether a plain setting's numbers, those of a list also together, are such as real networks have."""
+    items = _flat(value)
+    numbers = [abs(item) for item in items if isinstance(item, int | float)]
+    within = all(number <= _LARGEST_NUMBER for number in numbers)  # which NaN is not
+    return within and len(items) <= _MOST_ITEMS and sum(numbers) <= 2 * _LARGEST_NUMBER
+
+
+def _flat(value: object) -> list[object]:
+    """The items of a list and of the lists in it, or the one value."""
+    return [item for part in value for item in _flat(part)] if isinstance(value, list | tuple) else [value]
 
 
 def _is_installed(name: str) -> bool:

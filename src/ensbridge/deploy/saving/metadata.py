@@ -45,6 +45,35 @@ def results_of(row: Row, dataset: str | None, split: str) -> list[Result]:
     ]
 
 
+def is_licence(text: str) -> bool:
+    """Whether the hub may take it for a licence's identifier.
+
+    >>> is_licence("apache-2.0"), is_licence("Apache 2.0")
+    (True, False)
+    """
+    return _LICENCE.fullmatch(text) is not None
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a model on the hub may have this name.
+
+    >>> is_hub_name("timm/resnet18.a1_in1k"), is_hub_name("/models/resnet18")
+    (True, False)
+    """
+    return _HUB_NAME.fullmatch(text) is not None
+
+
+def check_origin(licence: str | None, base_models: Sequence[str] = ()) -> None:
+    """Refuse what a card could not say of a model's licence and of what it was made of."""
+    if licence is not None and not is_licence(licence):
+        raise ValueError(f"license is {licence!r}; give an identifier such as 'apache-2.0' or 'mit'")
+    for name in base_models:
+        if not is_hub_name(name):
+            raise ValueError(
+                f"base_models has {name!r}; give names on the hub, such as 'timm/resnet18.a1_in1k'"
+            )
+
+
 def write_head(
     title: str, licence: str | None = None, base_models: Sequence[str] = (), results: Sequence[Result] = ()
 ) -> str:
@@ -62,14 +91,8 @@ def write_head(
     - uncertainty
     ---
     """
-    if licence is not None and not _LICENCE.fullmatch(licence):
-        raise ValueError(f"license is {licence!r}; give an identifier such as 'apache-2.0' or 'mit'")
+    check_origin(licence, base_models)
     models = list(dict.fromkeys(base_models))
-    for name in models:
-        if not _HUB_NAME.fullmatch(name):
-            raise ValueError(
-                f"base_models has {name!r}; give names on the hub, such as 'timm/resnet18.a1_in1k'"
-            )
     lines = [CARD_START.rstrip(), f"pipeline_tag: {TASK}"]
     if licence is not None:
         lines.append(f"license: {json.dumps(licence)}")
