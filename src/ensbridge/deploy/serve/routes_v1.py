@@ -53,8 +53,9 @@ async def predict(
         raise Refused(413, f"the request has {len(images)} images; give at most {limits.images} at once")
     names = [file_name(image.filename, number) for number, image in enumerate(images, start=1)]
     contents = [await image.read() for image in images]
+    until = request.scope[UNTIL] - limits.seconds / 4  # which is left for the model
     pixels = await request.app.state.decode(
-        read_uploads, served, list(zip(names, contents, strict=True)), limits, request.scope[UNTIL]
+        read_uploads, served, list(zip(names, contents, strict=True)), limits, until
     )
     compute = served.explain if steps or ensemble else served.predict
     outputs = await compute(pixels)
