@@ -101,6 +101,11 @@ def test_large_groups_of_rows_are_refused(here: Path, monkeypatch: pytest.Monkey
     parquet.write_table(pyarrow.Table.from_pylist(rows), "set.parquet", row_group_size=3)
     (source,) = open_inputs(["set.parquet"])
     assert list(source.read(1, 4)) == [(f"set.parquet#{n}", rows[n]["image"]) for n in (1, 2, 3)]
+    size = sum(4 + len(row["image"]) for row in rows[:3])
+    monkeypatch.setattr(predict_inputs, "LARGEST_DICTIONARY", size)
+    assert not isinstance(open_inputs(["set.parquet"])[0], Damaged)
+    monkeypatch.setattr(predict_inputs, "LARGEST_DICTIONARY", size - 1)
+    assert f"{size:,}" in damaged("set.parquet")
     monkeypatch.setattr(predict_inputs, "LARGEST_ROW_GROUP", 100)
     assert "group" in damaged("set.parquet")
 

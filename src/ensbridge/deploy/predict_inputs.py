@@ -30,14 +30,10 @@ from ensbridge.utils.text import one_line
 TABLES = (".parquet", ".npz", ".tar", ".tar.gz", ".tgz")
 MANIFEST = "predictions.json"  # in a folder of predictions
 LARGEST_ROW_GROUP = 2**30  # bytes of a group of rows in parquet, whose pages are held together
+LARGEST_DICTIONARY = 2**26  # bytes of the values that rows of it share
 LARGEST_TAR_HEADER = 2**20  # bytes of a member's name or of its other fields
-_HEADERS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
+_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_HEADERS += (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _PART = re.compile(r"part-\d{6,}\.parquet")
 
 
@@ -160,6 +156,7 @@ class ParquetRows(AbstractTable):
                     "read; write it with smaller groups"
                 )
             column = columns_of(table.schema_arrow, path)[0]
+            _check_dictionaries(path, column, file, table.metadata)
             return cls(path, _stamp(path, file), column, table.metadata.num_rows)
 
     @property
@@ -190,6 +187,29 @@ class ParquetRows(AbstractTable):
                 if row >= start:
                     yield f"{self.path}#{row}", _image_of(batch.column(0)[0].as_py(), f"{self.path}#{row}")
                 row += 1
+
+
+def _check_dictionaries(path: str, column: str, file: IO[bytes], metadata: Any) -> None:
+    """Refuse values that rows share where they are large: Arrow holds several copies of them.
+
+    A page begins with its kind, 2 for a dictionary, and its size, as Thrift's compact protocol has them.
+    """
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    for chunk in (group.column(number) for group in groups for number in range(metadata.num_columns)):
+        if chunk.path_in_schema.split(".")[0] != column:
+            continue
+        file.seek(max(0, chunk.dictionary_page_offset or chunk.data_page_offset))
+        head, size, shift = file.read(8), 0, 0
+        for byte in head[3:]:
+            size |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        if head[:3] == b"\x15\x04\x15" and (size := size >> 1) > LARGEST_DICTIONARY:
+            raise ValueError(
+                f"{path} has a dictionary of {size:,} bytes, and at most {LARGEST_DICTIONARY:,} are read; "
+                "write it without one"
+            )
 
 
 def _image_of(value: Any, name: str) -> Any:
