@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ensbridge.data.image_io import LARGEST_FILE, picture, pillow
+from ensbridge.data.image_io import LARGEST_FILE, MOST_PIXELS, picture, pillow
 from ensbridge.deploy.saving.description import LARGEST_IMAGE
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.named import ImageInput, input_of
@@ -205,18 +207,15 @@ def predict_entries(
     like, takes = next(fast.source.parameters(), torch.zeros(1)), input_of(fast.source)
     # A batch of large images needs no more memory than the largest image alone.
     size = max(1, min(batch, LARGEST_IMAGE // max(1, math.prod(shape))))
-    left = iter(entries)
-    while some := list(islice(left, size)):
-        opened: dict[int, Tensor | str] = {
-            number: _try_open(name, content, shape, takes) for number, (name, content) in enumerate(some)
-        }
-        good = {number: image for number, image in opened.items() if isinstance(image, Tensor)}
+    left, open_entry = iter(entries), partial(_try_open, shape=shape, takes=takes)
+    # Each is decoded as it is read, so that one file's content is held at a time.
+    while some := list(map(open_entry, islice(left, size))):
+        good = {number: image for number, (_, image) in enumerate(some) if isinstance(image, Tensor)}
         made = {}
         if good:
             images = pixels(torch.stack(list(good.values())).to(like.device, like.dtype))
             made = dict(zip(good, _predict(fast, images, top_k), strict=True))
-        for number, (name, _) in enumerate(some):
-            image = opened[number]
+        for number, (name, image) in enumerate(some):
             outcome = image if isinstance(image, str) else made[number]
             yield name, _not_finite(name) if outcome is None else outcome
 
@@ -265,7 +264,7 @@ def _decode(path: Path, mode: str) -> Image:
     if path.parts[:1] in (("http:",), ("https:",)):
         address = str(path).replace(":/", "://", 1)
         raise ValueError(f"{address} is an address; save the image, and give its file")
-    if path.is_dir():
+    if os.path.isdir(path):  # False, too, for a name that the system does not take
         raise ValueError(f"{path} is a folder without images; give one that has some")
     try:
         content = read_file(path, LARGEST_FILE)
@@ -285,28 +284,50 @@ def _check_shape(shape: Sequence[int]) -> None:
         )
 
 
-def _try_open(name: str, content: Content, shape: Sequence[int], takes: ImageInput | None) -> Tensor | str:
-    """The image as floats, or what is wrong with it."""
+def _try_open(entry: Entry, shape: Sequence[int], takes: ImageInput | None) -> tuple[str, Tensor | str]:
+    """The name as text, with the image as floats or what is wrong with it."""
+    name, content = entry
+    text = as_text(name)
     try:
         if isinstance(content, Path):
-            return open_image(content, shape, takes)
+            return text, open_image(content, shape, takes)
         if isinstance(content, bytes):
-            return decode_image(content, shape, takes).float() / 255
+            return text, decode_image(content, shape, takes).float() / 255
         if isinstance(content, np.ndarray):
-            return _from_array(content, shape, takes).float() / 255
-    except ValueError as error:
-        return (
-            str(error)
-            if isinstance(content, Path)
-            else f"{name} cannot be read ({error}); give a whole image"
-        )
-    return content.reason
+            return text, _from_array(content, shape, takes).float() / 255
+    except (OSError, ValueError) as error:
+        reason = as_text(str(error))
+        if isinstance(content, Path) and reason.startswith((text, as_text(str(content)))):
+            return text, reason
+        return text, f"{text} cannot be read ({reason}); give a whole image"
+    return text, as_text(content.reason)
+
+
+def as_text(name: str) -> str:
+    r"""A file's name as text that can be written anywhere, also where its bytes are not UTF-8.
+
+    >>> as_text("caf\udce9.png"), as_text("café.png")
+    ('caf\\xe9.png', 'café.png')
+    """
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def check_pixels(shape: Sequence[int]) -> None:
+    """Refuse what cannot be the pixels (H, W), (H, W, C) or (C, H, W) of an image."""
+    *sides, channels = (*shape, 1) if len(shape) == 2 else shape
+    if channels not in MODES and sides and sides[0] in MODES:
+        sides = [*sides[1:], channels]
+    elif channels not in MODES or len(sides) != 2:
+        raise ValueError(f"its shape is {tuple(shape)}, where (H, W), (H, W, 3) or (3, H, W) is expected")
+    if not 0 < math.prod(sides) <= MOST_PIXELS:
+        raise ValueError(f"it has {math.prod(sides):,} pixels, where 1 to {MOST_PIXELS:,} are read")
 
 
 def _from_array(array: np.ndarray, shape: Sequence[int], takes: ImageInput | None) -> Tensor:
     """Pixels (C, H, W) or (H, W, C) or (H, W) of uint8, likewise."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise ValueError(f"it is {array.dtype} of shape {array.shape}, where uint8 pixels are expected")
+    check_pixels(array.shape)
     if array.ndim == 3 and array.shape[0] in MODES and array.shape[2] not in MODES:
         array = array.transpose(1, 2, 0)
     plain = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array

@@ -16,18 +16,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ensbridge.deploy.predict_inputs import AbstractInput
+from ensbridge.deploy.batch import as_text
+from ensbridge.deploy.predict_inputs import MANIFEST, AbstractInput, Damaged
 from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
 from ensbridge.deploy.saving.places import find_model
 from ensbridge.utils.extras import need
-from ensbridge.utils.files import locked, open_folder, read_json, write_atomically
+from ensbridge.utils.files import (
+    MOST_JSON,
+    REMEDY,
+    locked,
+    open_folder,
+    parse_json,
+    read_file,
+    read_json,
+    write_atomically,
+)
 from ensbridge.utils.progress import Stage, silent
 
 Format = Literal["jsonl", "parquet"]
 Engine = Literal["local", "ray"]
 PART = 4096  # images in a part: what a killed run may lose
 BLOCKS = 1000  # of Ray, which has a cost for each
-MANIFEST, UNREADABLE = "predictions.json", "unreadable.jsonl"
+UNREADABLE = "unreadable.jsonl"
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,8 @@ def predict_to_folder(
 ) -> tuple[int, int]:
     """Predict all images of inputs into a folder; how many stand there, and how many could not be read.
 
+    A file of many images that is damaged ends in ValueError once all others are predicted.
+
     The same call resumes a run that was killed. `engine="ray"` runs parts on `workers` processes of Ray Data,
     on this machine or on the cluster that Ray is connected to, which must see the same files.
     """
@@ -78,6 +90,9 @@ def predict_to_folder(
         raise ValueError(f"format is {format!r}, engine {engine!r}; give jsonl or parquet, local or ray")
     if not any(map(len, inputs)):
         raise ValueError("there are no images to predict; give at least one")
+    damaged = [source for source in inputs if isinstance(source, Damaged)]
+    if len(damaged) == len(inputs):
+        raise ValueError(damaged[0].reason)
     need(*(["parquet"] if format == "parquet" else []), *(["ray"] if engine == "ray" else []))
     folder = open_folder(out)
     with locked(folder):
@@ -91,6 +106,8 @@ def predict_to_folder(
         unreadable = list(_unreadable(parts, format))
         text = "".join(f"{json.dumps(row)}\n" for row in unreadable)
         write_atomically(folder / UNREADABLE, text.encode())
+    if damaged:
+        raise ValueError(f"{as_text(damaged[0].reason)}; all other images are predicted in {folder}")
     return sum(map(len, inputs)), len(unreadable)
 
 
@@ -98,24 +115,30 @@ def _check_manifest(
     folder: Path, config: PredictorConfig, inputs: Sequence[AbstractInput], format: str, part: int
 ) -> None:
     """Refuse a folder with the predictions of another model, of other images or in another form."""
-    digest = hashlib.sha256("\0".join(source.name for source in inputs).encode()).hexdigest()
+    listed = "\0".join(source.name for source in inputs)
+    digest = hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
     told = {
         name: value
         for name, value in asdict(config).items()
         if name not in ("batch", "device", "allow", "model")
     }
-    weights = read_json(find_model(config.model) / "config.json").get("sha256")
-    run = json.loads(
-        json.dumps({"weights": weights, "inputs": digest, "format": format, "part": part, **told})
-    )
+    description = find_model(config.model) / "config.json"
+    content = read_file(description, MOST_JSON, REMEDY)
+    model = {
+        "weights": parse_json(content, str(description)).get("sha256"),
+        "config": hashlib.sha256(content).hexdigest(),
+    }
+    run = json.loads(json.dumps({**model, "inputs": digest, "format": format, "part": part, **told}))
     path = folder / MANIFEST
-    if not path.exists():
-        if any(folder.glob("part-*")):
-            raise ValueError(f"{folder} holds parts of an unknown run; choose another folder")
+    if not any(folder.glob("part-*")):  # nothing was predicted yet, as after options that were refused
         write_atomically(path, json.dumps(run, indent=1).encode())
         return
+    if not path.exists():
+        raise ValueError(f"{folder} holds parts of an unknown run; choose another folder")
     known = read_json(path)
-    names = {"weights": "model", "inputs": "list of images", "part": "size of parts"}
+    if "config" not in known:
+        raise ValueError(f"{folder} holds predictions of an older version; choose another folder")
+    names = {"weights": "model", "config": "model", "inputs": "list of images", "part": "size of parts"}
     for name, value in run.items():
         if known.get(name) != value:
             what = names.get(name, name)
