@@ -103,6 +103,26 @@ def member_log_probs(model: torch.nn.Module, images: Tensor) -> Tensor:
     return torch.cat([model.member_logits(part).log_softmax(-1) for part in images.split(250)], 1)  # type: ignore[operator]
 
 
+@torch.no_grad()
+def entropy_row(
+    name: str,
+    seed: int,
+    model: torch.nn.Module,
+    images: Tensor,
+    real: Tensor,
+    other: dict[str, eb.data.ImageSet],
+) -> dict[str, object]:
+    """The same of a model without samples, by the entropy of its prediction."""
+    entropy = eb.metrics.entropy(model(images).log_softmax(-1))
+    truth = eb.metrics.decompose_entropy(real).mutual_information
+    row: dict[str, object] = {"model": f"{name}, its entropy", "seed": seed}
+    row |= {"mi_rank": float(spearmanr(entropy, truth)[0])}  # type: ignore[arg-type]
+    for kind, unknown in other.items():
+        theirs = eb.metrics.entropy(model(unknown.images).log_softmax(-1))
+        row |= {f"auroc_{kind}": eb.metrics.auroc(entropy, theirs)}
+    return row
+
+
 def compare(run: Run, recipe: Recipe, data: eb.data.Splits, seed: int) -> list[dict[str, object]]:
     """How near each model's members are to the real ones."""
     ensemble, images = eb.experiments.trained_ensemble(run, recipe, 5), data.test.batch(torch.arange(997))[0]
@@ -115,6 +135,7 @@ def compare(run: Run, recipe: Recipe, data: eb.data.Splits, seed: int) -> list[d
         **{model.name: model.build(run) for model in run.experiment.models},
     }.items():
         if not isinstance(model, eb.Ensemble | eb.models.SampledEnsemble):
+            rows.append(entropy_row(name, seed, model, images, real, other))
             continue
         log_probs = member_log_probs(model, images)
         information = eb.metrics.decompose_entropy(log_probs).mutual_information
