@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import os
@@ -214,6 +215,7 @@ def two_workers() -> Any:
         pytest.skip(missing("ray"))
     import ray
 
+    print_of_python = builtins.print  # Ray puts its own in its place and leaves it there
     here = Path(__file__).parents[1]
     paths = os.pathsep.join([str(Path(eb.__file__).parents[1]), str(here)])
     ray.init(
@@ -225,6 +227,7 @@ def two_workers() -> Any:
     )
     yield ray
     ray.shutdown()
+    builtins.print = print_of_python
 
 
 def test_ray_has_the_rows_of_local_though_a_worker_is_killed(

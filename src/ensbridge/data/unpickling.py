@@ -32,9 +32,9 @@ def read_pickle(content: bytes, where: str) -> dict[str, Any]:
     >>> import pickle
     >>> read_pickle(pickle.dumps({b"labels": [3, 1], "data": np.zeros((2, 4), np.uint8)}), "test_batch")
     {'labels': [3, 1], 'data': array([[0, 0, 0, 0], [0, 0, 0, 0]], dtype=uint8)}
-    >>> read_pickle(pickle.dumps(print), "test_batch")
+    >>> read_pickle(pickle.dumps(len), "test_batch")
     Traceback (most recent call last):
-    ValueError: test_batch asks for 'builtins.print', so it was not read; get it from its official source
+    ValueError: test_batch asks for 'builtins.len', so it was not read; get it from its official source
     """
     try:
         value = _plain(_Machine(content).run())
