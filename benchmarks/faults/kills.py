@@ -119,7 +119,14 @@ def _start(
 
 
 def _train(training: Training, folder: Path, operation: int | None, counted: Path | None = None) -> None:
-    """Train in this process; kill it at its n-th operation on a file of the folder, or count them."""
+    """Train in this process."""
+    seen = watched(folder, operation, partial(training.run, folder))
+    if counted is not None:
+        counted.write_text(str(seen))
+
+
+def watched(folder: Path, operation: int | None, work: Callable[[], object]) -> int:
+    """Do some work; kill this process before its n-th operation on a file of the folder, or count them."""
     seen, inside = 0, str(folder)
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -133,6 +140,5 @@ def _train(training: Training, folder: Path, operation: int | None, counted: Pat
         seen += 1
 
     sys.addaudithook(watch)
-    training.run(folder)
-    if counted is not None:
-        counted.write_text(str(seen))
+    work()
+    return seen

@@ -77,10 +77,10 @@ TRAININGS = (
 def weights_in(folder: Path) -> dict[str, str]:
     """A digest of every tensor in the last checkpoint of every job, and in a saved model."""
     last = {str(path.parent.relative_to(folder)): path for path in sorted(folder.rglob("*.safetensors"))}
-    return {name: _digest_of_tensors(path) for name, path in last.items()}
+    return {name: digest_of_tensors(path) for name, path in last.items()}
 
 
-def _digest_of_tensors(path: Path) -> str:
+def digest_of_tensors(path: Path) -> str:
     """Not of the file: the order of the metadata in its header is another each time."""
     digest = hashlib.sha256()
     for name, tensor in sorted(load_file(path).items()):
