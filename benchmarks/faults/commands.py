@@ -14,6 +14,7 @@ import numpy as np
 import _named
 import _saving
 from ensbridge.methods import BridgeConfig
+from faults.kills import watched
 from faults.processes import command, fork
 from faults.trainings import digest_of_tensors, train_command
 
@@ -29,6 +30,7 @@ class Command:
     start: Path | None = None  # what lies in the folder before it
     reference: dict[str, str] = field(default_factory=dict)  # what lies there after it, without a fault
     size: int = 0  # bytes of that
+    operations: int = 0  # changes of files on the way
 
     def prepare(self, folder: Path) -> Path:
         """A folder for it."""
@@ -61,10 +63,16 @@ def make_commands(folder: Path) -> list[Command]:
     for number, work in enumerate(commands):
         place = folder / ("train" if work is train else f"reference-{number}")
         work.prepare(place)
-        child = fork(partial(work.run, place), folder / f"output-{number}.txt")
+        counted = folder / f"operations-{number}"
+
+        def run(work: Command = work, place: Path = place, counted: Path = counted) -> None:
+            counted.write_text(str(watched(place, None, partial(work.run, place))))
+
+        child = fork(run, folder / f"output-{number}.txt")
         if not child.wait() or child.code != 0:
             raise RuntimeError(f"{work.name} fails without any fault:\n{child.said()}")
         work.reference, work.size = snapshot(place), size_of(place)
+        work.operations = int(counted.read_text())
     return commands
 
 
@@ -81,12 +89,18 @@ def predict_words(model: Path, data: Path, folder: Path) -> list[str]:
 
 
 def snapshot(folder: Path) -> dict[str, str]:
-    """A digest of the content of every file, temporary ones aside."""
+    """A digest of the content of every file that counts."""
     return {
         str(path.relative_to(folder)): digest(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in SKIPPED and path.suffix != ".tmp"
+        if path.is_file() and path.name not in SKIPPED and path.suffix != ".tmp" and not _is_empty_cache(path)
     }
+
+
+def _is_empty_cache(path: Path) -> bool:
+    """Whether it is room for outputs, of which none was recorded as written yet."""
+    key = path.name.rpartition("-")[0]
+    return path.suffix == ".npy" and not (path.parent / f"{key}.json").exists()
 
 
 def digest(path: Path) -> str:

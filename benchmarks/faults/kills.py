@@ -125,8 +125,10 @@ def _train(training: Training, folder: Path, operation: int | None, counted: Pat
         counted.write_text(str(seen))
 
 
-def watched(folder: Path, operation: int | None, work: Callable[[], object]) -> int:
-    """Do some work; kill this process before its n-th operation on a file of the folder, or count them."""
+def watched(
+    folder: Path, operation: int | None, work: Callable[[], object], send: int = signal.SIGKILL
+) -> int:
+    """Do some work, with a signal to this process before its n-th change of a file of the folder; count those."""
     seen, inside = 0, str(folder)
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -135,9 +137,9 @@ def watched(folder: Path, operation: int | None, work: Callable[[], object]) -> 
             return
         if event == "open" and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
             return
-        if seen == operation:
-            os.kill(os.getpid(), signal.SIGKILL)
         seen += 1
+        if seen - 1 == operation:
+            os.kill(os.getpid(), send)
 
     sys.addaudithook(watch)
     work()

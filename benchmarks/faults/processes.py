@@ -40,6 +40,15 @@ class Child:
             time.sleep(0.002)
         return True
 
+    def wait_stopped(self) -> bool:
+        """Wait until it stops itself; False where it ends instead."""
+        while self.code is None:
+            _, status = os.waitpid(self.pid, os.WUNTRACED)
+            if os.WIFSTOPPED(status):
+                return True
+            self.code = os.waitstatus_to_exitcode(status)
+        return False
+
     def kill(self) -> int:
         """SIGKILL, where it still runs; its exit code."""
         if not self.ended():

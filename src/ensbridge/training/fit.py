@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from ensbridge.training.state import State, max_bytes, read_step, trained_weight
 from ensbridge.training.step import AbstractStep, EagerStep
 from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
 from ensbridge.training.timing import TimeSplit
+from ensbridge.utils.files import locked
 from ensbridge.utils.progress import StepCallback
 
 
@@ -97,37 +99,37 @@ def fit(
 
     def open_run() -> Checkpoint | None:
         nonlocal folder
-        folder = None if run_dir is None else RunFolder(run_dir, described)
-        return folder.newest(max_bytes(student, average)) if folder else None
+        if run_dir is None:
+            return None
+        folder = RunFolder(run_dir, described)
+        held.enter_context(locked(folder.path))  # before anything there is read
+        return folder.newest(max_bytes(student, average))
 
-    checkpoint = engine.broadcast(open_run) if engine else open_run()
-    if checkpoint:
-        state.load_counts(checkpoint)
-    if folder:
-        folder.rewind_log(state.step)
-    begun = state.step
-    stepper: AbstractStep | None = None
-    batches: AbstractBatches | None = None
-    try:
-        with torch.enable_grad():  # wherever it is called
-            if begun < total:
-                batches = open_batches(data, shared, begun, _position(checkpoint, engine), engine)
-                parts = method, data, shared, optimizers, average, batches, timing or TimeSplit()
-                if engine:
-                    stepper = EagerStep(*parts, engine=engine)
-                    stepper.prepare()
-                else:
-                    stepper = steps_that_work(kinds, parts, state.snapshot())
-            if checkpoint:
-                state.load(checkpoint.tensors)
-            run = _Run(shared, total, state, folder, run_dir, progress, deadline, engine, batches)
-            loss = run.go(stepper)
-    finally:
-        if stepper:
-            stepper.close()
-        if batches:
-            batches.close()
-        student.eval()
+    with ExitStack() as held, torch.enable_grad():  # wherever it is called
+        held.callback(student.eval)
+        checkpoint = engine.broadcast(open_run) if engine else open_run()
+        if checkpoint:
+            state.load_counts(checkpoint)
+        if folder:
+            folder.rewind_log(state.step)
+        begun = state.step
+        stepper: AbstractStep | None = None
+        batches: AbstractBatches | None = None
+        if begun < total:
+            batches = open_batches(data, shared, begun, _position(checkpoint, engine), engine)
+            held.callback(batches.close)
+            parts = method, data, shared, optimizers, average, batches, timing or TimeSplit()
+            if engine:
+                stepper = EagerStep(*parts, engine=engine)
+                held.callback(stepper.close)
+                stepper.prepare()
+            else:
+                stepper = steps_that_work(kinds, parts, state.snapshot())
+                held.callback(stepper.close)
+        if checkpoint:
+            state.load(checkpoint.tensors)
+        run = _Run(shared, total, state, folder, run_dir, progress, deadline, engine, batches)
+        loss = run.go(stepper)
     if engine:
         engine.wait()  # for the last checkpoint
     state.swap_in_ema()

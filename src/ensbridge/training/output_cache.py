@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from ensbridge.data.stream_reader import IndexedReader
 from ensbridge.methods.base import Teacher, feature_names_of
 from ensbridge.models.ensemble import weights_digest
 from ensbridge.models.features import forward_with_features
-from ensbridge.utils.files import open_folder, read_json, write_atomically
+from ensbridge.utils.files import errors_name, locked, open_folder, read_json, write_atomically
 from ensbridge.utils.inputs import map_inputs
 from ensbridge.utils.progress import Advance, ignore
 
@@ -116,9 +117,17 @@ class _Entry:
         self.files = [path / f"{key}-{number}.npy" for number in range(1 + len(names))]
         self.progress = path / f"{key}.json"
 
-    @torch.no_grad()
     def filled(self, advance: Advance) -> tuple[np.ndarray, ...]:
         """The arrays, with what was missing in them."""
+        if self._done() == self.count:
+            advance(self.count)
+        else:
+            with locked(self.path):  # two that fill one array would cut it short under each other
+                self._fill(advance)
+        return tuple(np.load(file, mmap_mode="r") for file in self.files)
+
+    @torch.no_grad()
+    def _fill(self, advance: Advance) -> None:
         done = self._done()
         advance(done)
         arrays: list[np.ndarray] = [np.load(file, mmap_mode="r+") for file in self.files] if done else []
@@ -127,7 +136,7 @@ class _Entry:
             parts = [(part.float() if part.dtype == torch.bfloat16 else part).cpu() for part in outputs]
             if not arrays:
                 arrays = [
-                    np.lib.format.open_memmap(file, "w+", part.numpy().dtype, (self.count, *part.shape[1:]))
+                    _reserved(file, part.numpy().dtype, (self.count, *part.shape[1:]))
                     for file, part in zip(self.files, parts, strict=True)
                 ]
             rows = slice(done, done + len(parts[0]))
@@ -137,7 +146,6 @@ class _Entry:
             done = rows.stop
             write_atomically(self.progress, json.dumps({"images": done}).encode())
             advance(len(parts[0]))
-        return tuple(np.load(file, mmap_mode="r") for file in self.files)
 
     def _done(self) -> int:
         """How many images are there already."""
@@ -148,6 +156,20 @@ class _Entry:
         if type(done) is not int or not 0 <= done <= self.count or any(s[0] != self.count for s in shapes):
             raise ValueError(f"{self.progress} is damaged; delete {self.path} and run again")
         return done
+
+
+def _reserved(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """A new array on disk with all its room; in a mapped file a full disk would end the process later."""
+    with errors_name(path):
+        array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            try:
+                with open(path, "rb+") as file:
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            except OSError:
+                path.unlink()
+                raise
+    return array
 
 
 def length_of(data: ExampleSet | Stream) -> int:
