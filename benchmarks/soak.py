@@ -1,134 +1,187 @@
-"""Load at saturation with malformed requests among the good ones: nothing lost or mixed up, memory flat.
+"""Faults and bad input, counted: what the suite checks in small, at length and at random.
 
-    python benchmarks/soak.py [--seconds 60] [--clients 32] [--malformed 0.05]
+    python benchmarks/soak.py [--only kills,storage,files,load,openapi] [--seed 0] [--out results/reliability.json]
 
-A server of the shipped model takes a closed loop of requests. Each good answer is compared with a direct call
-of the loaded model, each malformed request must get a 4xx, and the server's memory is read each second. It
-prints one line of JSON and exits with 1 if anything was wrong.
+About seven minutes on two cores. Trainings are killed, disks run full, ten thousand files are mutated, a server
+is loaded with malformed requests among the good ones, and its description is tried by schemathesis. It writes
+every count to a file of JSON, of which `studies/make_pages.py` makes results/reliability.md, and exits with 1
+if anything was wrong. A file that failed is read again by `--only files --kind NAME --file NUMBER`.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import random
+import os
+import platform
 import sys
-import zlib
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-from _load import closed_loop, infer_request, raw_request, server
+import faults  # noqa: F401 - puts the helpers of the tests on the path
 
-import ensbridge as eb
-
-MODEL, IMAGES = "zoo:cifar10", 256
-TOLERANCE = 1e-5  # of a logit's scale, at least 1
-GROWTH = 0.10  # of memory, from the second quarter of the run to the last
+PARTS = ("kills", "storage", "files", "load", "openapi")
+SHARES = {  # of the mutated files; those that take longer to read are fewer
+    **{"models": 9, "model configs": 9, "weights of members": 7, "checkpoints": 6, "run configs": 9},
+    **{"scores.json": 9, "images": 13, "pickles": 13, "npz and npy": 11, "tables of images": 6, "requests": 8},
+}
+PIECES = 4  # in which the files of a kind are read, two at a time
+Document = dict[str, Any]
+Say = Callable[[str], None]
 
 
 def main() -> None:
+    chosen = parse()
+    if chosen.file is not None:
+        read_one(chosen.kind, chosen.seed, chosen.file)
+        return
+    document: Document = {"seed": chosen.seed, "machine": machine(), "wrong": []}
+    with tempfile.TemporaryDirectory(prefix="ensbridge-soak-") as scratch:
+        for part in chosen.only:
+            begun = time.monotonic()
+            say = partial(tell, part, begun)
+            say("begins")
+            document[part] = RUN[part](chosen, Path(scratch) / part, say)
+            document["wrong"] += [f"{part}: {sentence}" for sentence in wrong_in(part, document[part])]
+            document[part]["seconds"] = round(time.monotonic() - begun, 1)
+            say("ends")
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for sentence in document["wrong"]:
+        print(sentence, file=sys.stderr)
+    print(f"{len(document['wrong'])} things were wrong in {sum(document[p]['seconds'] for p in chosen.only):.0f} s")
+    raise SystemExit(1 if document["wrong"] else 0)
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--malformed", type=float, default=0.05, help="share of the requests (0.05)")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS, help="parts, by commas")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="where the counts go, as JSON; nowhere unless given")
+    parser.add_argument("--kills", type=int, default=50, help="of trainings, by SIGKILL (50)")
+    parser.add_argument("--trials", type=int, default=5, help="of each fault with each command (5)")
+    parser.add_argument("--files", type=int, default=10_000, help="mutated, of all kinds together (10,000)")
+    parser.add_argument("--kind", choices=SHARES, help="only files of this kind")
+    parser.add_argument("--file", type=int, help="read this one file of --kind, with its error")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of load (60)")
+    parser.add_argument("--clients", type=int, default=32, help="of the load (32)")
+    parser.add_argument("--malformed", type=float, default=0.05, help="share of the load's requests (0.05)")
+    parser.add_argument("--examples", type=int, default=100, help="of requests for each operation (100)")
     chosen = parser.parse_args()
-    result = serve_under_load(chosen.seconds, chosen.clients, chosen.malformed)
-    print(json.dumps(result))
-    raise SystemExit(0 if result["passed"] else 1)
+    if unknown := set(chosen.only) - set(PARTS):
+        parser.error(f"{', '.join(unknown)} is no part; there are {', '.join(PARTS)}")
+    if chosen.file is not None and chosen.kind is None:
+        parser.error("--file needs --kind")
+    return chosen
 
 
-def serve_under_load(seconds: float, clients: int, malformed: float) -> dict[str, object]:
-    """Load a server and count what was wrong."""
-    images = np.random.default_rng(0).random((IMAGES, 1, 3, 32, 32), dtype=np.float32)
-    with torch.inference_mode():
-        expected = eb.load(MODEL)(torch.from_numpy(images[:, 0])).numpy()
-    requests, bad = mixed([infer_request("net", image) for image in images], malformed)
-    counts = {"good": 0, "refused": 0, "wrong": 0, "failed": 0}
-
-    def check(at: int, status: int, body: bytes) -> None:
-        if at in bad:
-            counts["refused" if 400 <= status < 500 else "failed"] += 1
-            return
-        if status != 200:
-            counts["failed"] += 1
-            return
-        logits = np.frombuffer(body[-4 * expected.shape[1] :], "<f4")
-        truth = expected[at % IMAGES]
-        near = np.abs(logits - truth).max() <= TOLERANCE * max(1.0, np.abs(truth).max())
-        counts["good" if near else "wrong"] += 1
-
-    command = ["-m", "ensbridge", "serve", f"net={MODEL}", "--port", "0"]
-    with server(command) as (base, pid):
-        memory: list[int] = []
-        load = asyncio.run(_watched(closed_loop(base, requests, clients, seconds, check), pid, memory))
-    quarter = max(1, len(memory) // 4)
-    before, after = np.median(memory[quarter : 2 * quarter] or memory), np.median(memory[-quarter:])
-    answered = sum(counts.values())
-    passed = (
-        counts["wrong"] == counts["failed"] == 0 and answered == len(load.latencies) and counts["good"] > 0
-    )
-    return {
-        "seconds": round(load.seconds, 1),
-        "requests": len(load.latencies),
-        **counts,
-        "images_per_second": round(counts["good"] / load.seconds, 1),
-        "p99_ms": round(load.quantile(0.99), 1),
-        "memory_mb": [round(float(value) / 1e6, 1) for value in (before, after, max(memory))],
-        "passed": bool(passed and after <= (1 + GROWTH) * before),
-    }
+def tell(part: str, begun: float, text: str) -> None:
+    print(f"[{part:8s}{time.monotonic() - begun:6.1f} s] {text}", flush=True)
 
 
-def mixed(good: list[bytes], malformed: float) -> tuple[list[bytes], set[int]]:
-    """Ten rounds of the good requests, a share of them replaced by malformed ones; which those are."""
-    draws = random.Random(0)
-    requests = good * 10
-    bad = set(draws.sample(range(len(requests)), round(malformed * len(requests))))
-    for at in bad:
-        requests[at] = malform(requests[at], draws)
-    return requests, bad
+def machine() -> str:
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores, {platform.system()} on {platform.machine()}, Python {platform.python_version()}, CPU only"
 
 
-def malform(request: bytes, draws: random.Random) -> bytes:
-    """A request that keeps to HTTP and is wrong in one of many ways."""
-    head, _, body = request.partition(b"\r\n\r\n")
-    path = head.split()[1].decode()
-    length = next(line for line in head.decode().split("\r\n") if line.startswith("Inference-Header"))
-    noise = draws.randbytes(draws.randrange(1, 2000))
-    choices = [
-        raw_request(path, noise),
-        raw_request(path, noise, length),
-        raw_request(path, body[: draws.randrange(1, len(body))], length),
-        raw_request(path, body + noise, length),
-        raw_request(path.replace("net", "other"), body, length),
-        raw_request(path, body.replace(b"images", b"pixels"), length),
-        raw_request(path, body.replace(b"[1, 3, 32, 32]", b"[9, 3, 32, 32]"), length),
-        raw_request(path, body[:-4] + b"\x00\x00\xc0\x7f", length),  # not a number
-        raw_request(path, zlib.compress(body), length, "Content-Encoding: gzip"),
-        raw_request("/v1/predict", noise, "Content-Type: multipart/form-data; boundary=x"),
-        raw_request("/v1/predict", noise, "Content-Type: application/json"),
-    ]
-    return draws.choice(choices)
+# ------------------------------------------------------------------------------ the parts
 
 
-async def _watched(load, pid: int, memory: list[int]):
-    """The load's result, with the process's resident memory read each second meanwhile."""
-    task = asyncio.ensure_future(load)
-    while not task.done():
-        memory.append(resident(pid))
-        await asyncio.wait([task], timeout=1)
-    return task.result()
+def run_kills(chosen: argparse.Namespace, folder: Path, say: Say) -> Document:
+    from faults.kills import killed_trainings
+
+    return {"rows": killed_trainings(chosen.kills, chosen.seed, folder, say)}
 
 
-def resident(pid: int) -> int:
-    """Bytes of memory of a process, on Linux."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * 4096
+def run_storage(chosen: argparse.Namespace, folder: Path, say: Say) -> Document:
+    from faults.storage import storage_faults
+
+    rows, way = storage_faults(chosen.trials, chosen.seed, folder, say)
+    return {"rows": rows, "way": way}
+
+
+def run_files(chosen: argparse.Namespace, folder: Path, say: Say) -> Document:
+    from faults.kinds import KINDS
+    from faults.processes import in_parallel
+    from faults.sandbox import MEMORY, SECONDS, Outcome, run_files
+
+    rows = []
+    for kind in KINDS:
+        if chosen.kind not in (None, kind.name):
+            continue
+        files = chosen.files if chosen.kind else round(chosen.files * SHARES[kind.name] / 100)
+        place = folder / kind.__name__
+        works = [
+            partial(run_files, kind, range(files)[piece::PIECES], chosen.seed, place / str(piece))
+            for piece in range(PIECES)
+        ]
+        whole = Outcome()
+        for outcome in in_parallel(works, place / "lanes"):
+            whole.add(outcome)
+        say(f"{kind.name}: {whole.files} files, {whole.accepted} accepted, {whole.refused} refused")
+        rows.append({"kind": kind.name, **vars(whole)})
+    return {"rows": rows, "seconds_for_a_file": SECONDS, "memory_limit_mb": MEMORY // 2**20}
+
+
+def run_load(chosen: argparse.Namespace, folder: Path, say: Say) -> Document:
+    from faults.load import serve_under_load
+
+    return {"rows": [serve_under_load(chosen.seconds, chosen.clients, chosen.malformed)]}
+
+
+def run_openapi(chosen: argparse.Namespace, folder: Path, say: Say) -> Document:
+    from faults.openapi import described_requests
+
+    return {"rows": described_requests(chosen.examples, chosen.seed, folder, say)}
+
+
+RUN: dict[str, Callable[[argparse.Namespace, Path, Say], Document]] = {
+    **{"kills": run_kills, "storage": run_storage, "files": run_files, "load": run_load, "openapi": run_openapi},
+}
+BAD = {  # counts, or lists of sentences, that must be empty in every row
+    "kills": ("other_ends", "weights_differ", "scores_differ"),
+    "storage": ("lost", "left_behind", "other_ends", "results_differ"),
+    "files": ("undocumented", "crashes", "hangs", "code_run"),
+    "load": ("wrong", "failed"),
+    "openapi": ("5xx", "not_as_described"),
+}
+
+
+def wrong_in(part: str, counts: Document) -> list[str]:
+    """Everything in a part's counts that should not be, a sentence each."""
+    sentences = []
+    for row in counts["rows"]:
+        title = next((str(value) for value in row.values() if isinstance(value, str)), part)
+        for name in BAD[part]:
+            value = row[name]
+            sentences += [f"{title}: {name}: {item}" for item in (value if isinstance(value, list) else [])]
+            sentences += [f"{title}: {name} is {value}"] if isinstance(value, int) and value else []
+        if row.get("passed") is False:
+            sentences.append(f"{title}: not passed: {row}")
+    return sentences
+
+
+def read_one(name: str, seed: int, number: int) -> None:
+    """Read one mutated file in this process, so that its error is seen whole."""
+    from faults.kinds import KINDS
+    from faults.sandbox import draws_of
+
+    kind = next(kind for kind in KINDS if kind.name == name)
+    with tempfile.TemporaryDirectory(prefix="ensbridge-soak-") as scratch:
+        files = kind(Path(scratch), Path(scratch) / "canary")
+        try:
+            content = files.mutated(draws_of(kind, seed, number))
+            print(f"{len(content)} bytes: {content[:200]!r}")
+            files.read(content)
+            print("accepted")
+        finally:
+            files.close()
 
 
 if __name__ == "__main__":

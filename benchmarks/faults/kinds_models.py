@@ -202,7 +202,10 @@ def _forge(tensors: dict[str, torch.Tensor], metadata: dict[str, str], draws: ra
     way = draws.choice(("metadata", "metadata", "delete", "rename", "shape", "type", "value")) if name else "metadata"
     if way == "metadata":
         key = draws.choice([*sorted(metadata), "more"])
-        metadata[key] = mutate_json(json.loads(metadata.get(key, "1")), draws).decode(errors="replace")
+        document: Any = 1
+        with suppress(ValueError, RecursionError):  # of one that was changed before
+            document = json.loads(metadata[key]) if key in metadata else 1
+        metadata[key] = mutate_json(document, draws).decode(errors="replace")
     elif way == "delete":
         del tensors[name]
     elif way == "rename":

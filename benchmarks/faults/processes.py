@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TIMEOUT = 300.0  # seconds after which a child that should have ended long ago is given up
+LANE_TIMEOUT = 600.0  # of one that itself waits for children
 
 
 @dataclass
@@ -96,6 +97,7 @@ def in_parallel(works: Sequence[Callable[[], Any]], folder: Path, lanes: int = 2
     """What functions return, each run in a child, so many at a time; they return what JSON holds."""
     folder.mkdir(parents=True, exist_ok=True)
     waiting, running, done = list(enumerate(works)), dict[int, Child](), dict[int, Any]()
+    until = time.monotonic() + LANE_TIMEOUT
     while waiting or running:
         while waiting and len(running) < lanes:
             number, work = waiting.pop(0)
@@ -110,6 +112,9 @@ def in_parallel(works: Sequence[Callable[[], Any]], folder: Path, lanes: int = 2
                     raise RuntimeError(f"a part of the soak itself failed:\n{child.said()}")
                 done[number] = json.loads((folder / f"result-{number}.json").read_text())
                 del running[number]
+        if time.monotonic() > until:
+            said = [(child.kill(), child.said()) for child in running.values()]
+            raise RuntimeError(f"a part of the soak itself did not end: {said}")
         time.sleep(0.01)
     return [done[number] for number in range(len(works))]
 
