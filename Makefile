@@ -4,13 +4,18 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 LOCK := build/lock
 
-.PHONY: quickstart test check docs setup lock clean
+.PHONY: quickstart test soak check docs setup lock clean
 
 quickstart: setup
 	$(BIN)/ensbridge quickstart --out runs/quickstart
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# Faults and bad input at length, in minutes: counts into results/reliability.json, and the page of them.
+soak: setup
+	$(BIN)/python benchmarks/soak.py --out results/reliability.json
+	$(BIN)/python studies/make_pages.py
 
 check: setup docs
 	$(BIN)/ruff format --check .

@@ -1,11 +1,11 @@
 """Faults and bad input, counted: what the suite checks in small, at length and at random.
 
-    python benchmarks/soak.py [--only kills,storage,files,load,openapi] [--seed 0] [--out results/reliability.json]
+    python benchmarks/soak.py [--only kills,storage,files,load,openapi] [--seed 0] [--out FILE]
 
-About seven minutes on two cores. Trainings are killed, disks run full, ten thousand files are mutated, a server
-is loaded with malformed requests among the good ones, and its description is tried by schemathesis. It writes
-every count to a file of JSON, of which `studies/make_pages.py` makes results/reliability.md, and exits with 1
-if anything was wrong. A file that failed is read again by `--only files --kind NAME --file NUMBER`.
+Trainings are killed, disks run full, ten thousand files are mutated, a server is loaded with malformed
+requests among the good ones, and its description is tried by schemathesis, in a few minutes on two cores.
+Every count goes to a file of JSON, of which `studies/make_pages.py` makes results/reliability.md; `make soak`
+does both. It exits with 1 if anything was wrong. `--kind NAME --file NUMBER` reads a file that failed again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,17 @@ import faults  # noqa: F401 - puts the helpers of the tests on the path
 
 PARTS = ("kills", "storage", "files", "load", "openapi")
 SHARES = {  # of the mutated files; those that take longer to read are fewer
-    **{"models": 9, "model configs": 9, "weights of members": 7, "checkpoints": 6, "run configs": 9},
-    **{"scores.json": 9, "images": 13, "pickles": 13, "npz and npy": 11, "tables of images": 6, "requests": 8},
+    "models": 9,
+    "model configs": 9,
+    "weights of members": 7,
+    "checkpoints": 6,
+    "run configs": 9,
+    "scores.json": 9,
+    "images": 13,
+    "pickles": 13,
+    "npz and npy": 11,
+    "tables of images": 6,
+    "requests": 8,
 }
 PIECES = 4  # in which the files of a kind are read, two at a time
 Document = dict[str, Any]
@@ -53,7 +62,8 @@ def main() -> None:
         chosen.out.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for sentence in document["wrong"]:
         print(sentence, file=sys.stderr)
-    print(f"{len(document['wrong'])} things were wrong in {sum(document[p]['seconds'] for p in chosen.only):.0f} s")
+    seconds = sum(document[part]["seconds"] for part in chosen.only)
+    print(f"{len(document['wrong'])} things were wrong in {seconds:.0f} s")
     raise SystemExit(1 if document["wrong"] else 0)
 
 
@@ -61,7 +71,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS, help="parts, by commas")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS, help="some parts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="where the counts go, as JSON; nowhere unless given")
     parser.add_argument("--kills", type=int, default=50, help="of trainings, by SIGKILL (50)")
@@ -87,7 +97,8 @@ def tell(part: str, begun: float, text: str) -> None:
 
 def machine() -> str:
     cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores, {platform.system()} on {platform.machine()}, Python {platform.python_version()}, CPU only"
+    system = f"{platform.system()} on {platform.machine()}"
+    return f"{cores} cores, no GPU, {system}, Python {platform.python_version()}"
 
 
 # ------------------------------------------------------------------------------ the parts
@@ -142,7 +153,11 @@ def run_openapi(chosen: argparse.Namespace, folder: Path, say: Say) -> Document:
 
 
 RUN: dict[str, Callable[[argparse.Namespace, Path, Say], Document]] = {
-    **{"kills": run_kills, "storage": run_storage, "files": run_files, "load": run_load, "openapi": run_openapi},
+    "kills": run_kills,
+    "storage": run_storage,
+    "files": run_files,
+    "load": run_load,
+    "openapi": run_openapi,
 }
 BAD = {  # counts, or lists of sentences, that must be empty in every row
     "kills": ("other_ends", "weights_differ", "scores_differ"),

@@ -26,7 +26,15 @@ DIGITS = {"acc": 2, "nll": 4, "brier": 4, "ece": 3, "cnll": 4, "dee": 2}
 SCORES = {"msp": "MSP", "entropy": "entropy", "mutual_information": "MI", "disagreement": "disagreement"}
 FAR = ("digits", "uniform", "gaussian", "textures")
 SHIPPED = (("acc", 2), ("nll", 3), ("dee", 2))  # scores and their digits
-PAGES = ("best-for-the-cost", "cifar10", "cifar10/runs", "cifar100", "quickstart", "uncertainty")
+PAGES = (
+    "best-for-the-cost",
+    "cifar10",
+    "cifar10/runs",
+    "cifar100",
+    "quickstart",
+    "reliability",
+    "uncertainty",
+)
 Row = dict[str, Any]
 
 
@@ -321,10 +329,42 @@ def images_of(name: str) -> str:
     return f"{read('uncertainty.json')['images'][name]:,}"
 
 
+# ------------------------------------------------------------------------------ reliability
+
+
+def count_of(value: Any) -> str:
+    """A cell of what was counted: a list is as many sentences about something that was wrong."""
+    if isinstance(value, list) and value and isinstance(value[0], float):
+        return ", ".join(f"{number:.0f}" for number in value)
+    return (
+        str(len(value)) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else str(value)
+    )
+
+
+def counted(part: str, *columns: str) -> str:
+    """A row of counts for everything that a part of the soak tried."""
+    rows = read("reliability.json")[part]["rows"]
+    return "\n".join(f"| {cells(*(count_of(row[name]) for name in columns))} |" for row in rows)
+
+
+def total(part: str, *columns: str) -> str:
+    """The sum of counts over all rows of a part."""
+    rows = read("reliability.json")[part]["rows"]
+    numbers = [row[name] for row in rows for name in columns]
+    return f"{sum(len(value) if isinstance(value, list) else value for value in numbers):,}"
+
+
+def soak(part: str, name: str = "") -> str:
+    """Something else that the soak noted."""
+    document = read("reliability.json")
+    value = document[part][name] if name else document[part]
+    return f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
 CALLED: tuple[Callable[..., str], ...] = (  # by templates
     *(ten, second_set, switch, switches_of_members, corrupted, run),
     *(hundred, hundred_gain, shipped, table, levers, lever_models, pair_on_digits, choice),
-    *(detections, far, abstaining, correlations, images_of),
+    *(detections, far, abstaining, correlations, images_of, counted, total, soak),
 )
 
 

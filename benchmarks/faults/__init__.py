@@ -1,6 +1,6 @@
 """Faults made on purpose, and what became of the work that they met: the parts of `benchmarks/soak.py`.
 
-Models and files to spoil are those of the tests, so that there is one of each: `tests/` is put on the path here.
+Models and files to spoil are those of the tests, so that there is one of each: `tests/` is on the path here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands that write into folders, on inputs of a few kilobytes, and what stands there when they have ended."""
+"""Commands that write into folders, on inputs of a few kilobytes, and what they leave there."""
 
 from __future__ import annotations
 

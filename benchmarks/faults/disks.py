@@ -1,6 +1,6 @@
 """A disk of one's own that can be full or read-only, for root and for anybody else.
 
-It is a tmpfs in a mount namespace of a forked process, which Linux gives to whoever may make a user namespace.
+It is a tmpfs in a mount namespace of a forked process, for whoever may make a user namespace.
 Where that is not allowed, files may not grow beyond a few bytes (RLIMIT_FSIZE) in place of a full disk, and
 permission bits stand in for a read-only file system, which root would not notice.
 """

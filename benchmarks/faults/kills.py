@@ -95,7 +95,9 @@ def _lane(training: Training, reference: Reference, kills: int, seed: str, folde
             counts.half_written += any(place.rglob(".ensbridge-*.tmp"))
             child = _start(training, reference, place, draws if counts.kills < kills else None, counts)
         if child.code != 0:
-            counts.other_ends.append(f"run {counts.runs} of {seed} ended with {child.code}: {child.said()[-500:]}")
+            counts.other_ends.append(
+                f"run {counts.runs} of {seed} ended with {child.code}: {child.said()[-500:]}"
+            )
         counts.weights_differ += weights_in(place) != reference.weights
         counts.scores_differ += scores_in(place) != reference.scores
         shutil.rmtree(place)
@@ -128,7 +130,7 @@ def _train(training: Training, folder: Path, operation: int | None, counted: Pat
 def watched(
     folder: Path, operation: int | None, work: Callable[[], object], send: int = signal.SIGKILL
 ) -> int:
-    """Do some work, with a signal to this process before its n-th change of a file of the folder; count those."""
+    """Do some work, with a signal to this process before its n-th change of a file there; count those."""
     seen, inside = 0, str(folder)
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:

@@ -24,7 +24,9 @@ from faults.kinds_models import Program
 from faults.mutate import mutate_bytes
 from faults.sandbox import AbstractKind
 
-SCRIPT = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(%pipe%touch '{}') (w) file\n%%EOF\n"
+SCRIPT = (
+    "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(%pipe%touch '{}') (w) file\n%%EOF\n"
+)
 
 
 class Images(AbstractKind):
@@ -157,7 +159,11 @@ class Tables(AbstractKind):
     def __init__(self, folder: Path, canary: Path) -> None:
         super().__init__(folder, canary)
         images = [_sets.picture(image) for image in _sets.pixels(4, 6, 7, 3)]
-        self.originals = [_tar(images), _parquet(images), _zipped({"images": _npy(_sets.pixels(4, 6, 7, 3))}, 0)]
+        self.originals = [
+            _tar(images),
+            _parquet(images),
+            _zipped({"images": _npy(_sets.pixels(4, 6, 7, 3))}, 0),
+        ]
 
     def valid(self) -> list[bytes]:
         return self.originals

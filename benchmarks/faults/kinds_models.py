@@ -171,7 +171,13 @@ class Checkpoints(AbstractKind):
     def __init__(self, folder: Path, canary: Path) -> None:
         super().__init__(folder, canary)
         with suppress(_runs.Stopped):
-            fit(_runs.method("bridge"), _runs.data(), _runs.config("bridge"), folder / "begun", _runs.stop_at(9))
+            fit(
+                _runs.method("bridge"),
+                _runs.data(),
+                _runs.config("bridge"),
+                folder / "begun",
+                _runs.stop_at(9),
+            )
         self.newest = _runs.checkpoints(folder / "begun")[-1].name
 
     def valid(self) -> list[bytes]:
@@ -199,7 +205,11 @@ class Checkpoints(AbstractKind):
 def _forge(tensors: dict[str, torch.Tensor], metadata: dict[str, str], draws: random.Random) -> None:
     """Change a value of a checkpoint."""
     name = draws.choice(sorted(tensors)) if tensors else ""
-    way = draws.choice(("metadata", "metadata", "delete", "rename", "shape", "type", "value")) if name else "metadata"
+    way = (
+        draws.choice(("metadata", "metadata", "delete", "rename", "shape", "type", "value"))
+        if name
+        else "metadata"
+    )
     if way == "metadata":
         key = draws.choice([*sorted(metadata), "more"])
         document: Any = 1
@@ -223,8 +233,22 @@ def _forge(tensors: dict[str, torch.Tensor], metadata: dict[str, str], draws: ra
 
 FIELDS = (
     *("members", "target", "figure_members", "members_together", "kl_temperature", "feature", "end2_predict"),
-    *("bridge.num_steps", "bridge.beta", "bridge.ema", "bridge.temperature.base", "bridge.z_input", "name", "load"),
-    *("member_fit.epochs", "bridge_fit.batch_size", "kl_fit.lr", "ed_fit.augment.crop", "bn_fit.warmup_steps"),
+    *(
+        "bridge.num_steps",
+        "bridge.beta",
+        "bridge.ema",
+        "bridge.temperature.base",
+        "bridge.z_input",
+        "name",
+        "load",
+    ),
+    *(
+        "member_fit.epochs",
+        "bridge_fit.batch_size",
+        "kl_fit.lr",
+        "ed_fit.augment.crop",
+        "bn_fit.warmup_steps",
+    ),
 )
 
 

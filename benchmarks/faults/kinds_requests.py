@@ -1,4 +1,4 @@
-"""Requests to a server on loopback, which runs in the same watched process: 4xx with one sentence, or an answer."""
+"""Requests to a server in the same watched process: 4xx with one sentence, or an answer."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ class Requests(AbstractKind):
             return request(PREDICT, body, **headers)
         body, headers = _serving.multipart(("a.png", self.picture))
         if draws.random() < 0.3:
-            headers["Content-Type"] = draws.choice((*TEXTS, "multipart/form-data", "multipart/form-data; boundary="))
+            headers["Content-Type"] = draws.choice(
+                (*TEXTS, "multipart/form-data", "multipart/form-data; boundary=")
+            )
         return request(PREDICT if path < 0.9 else INFER, mutate_bytes(body, draws), **headers)
 
     def read(self, content: bytes) -> None:
@@ -103,7 +105,9 @@ class Requests(AbstractKind):
     def _send(self, content: bytes) -> tuple[int, bytes]:
         assert self.address.hostname
         assert self.address.port
-        with socket.create_connection((self.address.hostname, self.address.port), timeout=2 * SECONDS) as client:
+        with socket.create_connection(
+            (self.address.hostname, self.address.port), timeout=2 * SECONDS
+        ) as client:
             client.sendall(content)
             answer = b"".join(iter(lambda: client.recv(2**16), b""))
         head, _, body = answer.partition(b"\r\n\r\n")

@@ -10,12 +10,67 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 COUNTS = (1, 1, 1, 2, 3, 8)  # changes in one file
-LENGTHS = [0, 1, 2**7, 2**8 - 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
-TOKENS = (b"\0", b"\xff" * 8, b"(" * 60, b"[" * 3000, b'{"a":' * 50, b"9" * 5000, b"NaN", b"-1", b"\r\n\r\n", b"\x1b[2J")
+LENGTHS = [
+    0,
+    1,
+    2**7,
+    2**8 - 1,
+    2**15,
+    2**16 - 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+]
+TOKENS = (
+    b"\0",
+    b"\xff" * 8,
+    b"(" * 60,
+    b"[" * 3000,
+    b'{"a":' * 50,
+    b"9" * 5000,
+    b"NaN",
+    b"-1",
+    b"\r\n\r\n",
+    b"\x1b[2J",
+)
 TEXTS = (
-    *("", "\x1b[2J", "a\nb", "\u202e", "\ud800", "0", "nan", "true", "__class__", "../../etc", "x" * 3000, "<b>"),
-    *("stages.0", "source.head.weight", "head", "F32", "I64", "BOOL", "FP32", "BYTES", "diffusion", "feature"),
-    *("ensbridge.nets:ResNet", "ensbridge.nets:Tail", "ensbridge.deploy.saving:load", "os:system", "torch:load"),
+    *(
+        "",
+        "\x1b[2J",
+        "a\nb",
+        "\u202e",
+        "\ud800",
+        "0",
+        "nan",
+        "true",
+        "__class__",
+        "../../etc",
+        "x" * 3000,
+        "<b>",
+    ),
+    *(
+        "stages.0",
+        "source.head.weight",
+        "head",
+        "F32",
+        "I64",
+        "BOOL",
+        "FP32",
+        "BYTES",
+        "diffusion",
+        "feature",
+    ),
+    *(
+        "ensbridge.nets:ResNet",
+        "ensbridge.nets:Tail",
+        "ensbridge.deploy.saving:load",
+        "os:system",
+        "torch:load",
+    ),
     *("torch.nn:Linear", "torch.nn:Transformer", "builtins:exec", "subprocess:Popen", "digits", "cifar10"),
 )
 NUMBERS = (
@@ -115,7 +170,9 @@ def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
 
 def _change(holder: Any, key: Any, draws: random.Random, document: Any) -> None:
     old = holder[key]
-    match draws.choice(("alike", "alike", "alike", "any", "remove", "add", "elsewhere", "scale", "repeat", "nest")):
+    match draws.choice(
+        ("alike", "alike", "alike", "any", "remove", "add", "elsewhere", "scale", "repeat", "nest")
+    ):
         case "remove":
             del holder[key]
         case "add" if isinstance(holder, dict):
@@ -141,7 +198,9 @@ def _like(old: Any, draws: random.Random) -> Any:
     if isinstance(old, bool):
         return not old
     if isinstance(old, int):
-        return draws.choice([*(n for n in NUMBERS if isinstance(n, int)), old + 1, old - 1, draws.randrange(20)])
+        return draws.choice(
+            [*(n for n in NUMBERS if isinstance(n, int)), old + 1, old - 1, draws.randrange(20)]
+        )
     if isinstance(old, float):
         return draws.choice([*(n for n in NUMBERS if isinstance(n, float)), old / 3, draws.random()])
     if isinstance(old, str):

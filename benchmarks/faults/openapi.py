@@ -31,7 +31,10 @@ def described_requests(examples: int, number: int, folder: Path, say: Callable[[
     say(f"{len(operations)} operations, {examples} requests of each at most")
     halves = [operations[lane::2] for lane in range(2)]
     lanes = [partial(_lane, half, model, examples, number) for half in halves]
-    return sorted(sum(in_parallel(lanes, folder / "lanes"), []), key=lambda row: row["operation"])
+    return sorted(
+        (row for rows in in_parallel(lanes, folder / "lanes") for row in rows),
+        key=lambda row: row["operation"],
+    )
 
 
 def _operations(model: Path) -> list[tuple[str, str]]:
@@ -78,6 +81,8 @@ def _try_operation(
             wrong.append(f"{case.as_curl_command()[:300]}: {str(error)[:300]}")
 
     check()
-    answered = {f"{hundred}xx": sum(n for s, n in statuses.items() if s // 100 == hundred) for hundred in (2, 4, 5)}
+    answered = {
+        f"{hundred}xx": sum(n for s, n in statuses.items() if s // 100 == hundred) for hundred in (2, 4, 5)
+    }
     name = f"{method.upper()} {path}"
     return {"operation": name, "requests": statuses.total(), **answered, "not_as_described": wrong}

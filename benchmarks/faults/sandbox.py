@@ -28,8 +28,25 @@ from faults.processes import fork
 SECONDS = 20.0  # for one file; a busy machine needs a second at most
 MEMORY = 2**30  # bytes of address space more than the process had when it began
 FORBIDDEN = (
-    *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen", "pty.spawn"),
-    *("os.startfile", "ctypes.dlopen", "ctypes.dlsym", "socket.connect", "socket.bind", "os.remove", "shutil.rmtree"),
+    *(
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.fork",
+        "os.forkpty",
+        "subprocess.Popen",
+        "pty.spawn",
+    ),
+    *(
+        "os.startfile",
+        "ctypes.dlopen",
+        "ctypes.dlsym",
+        "socket.connect",
+        "socket.bind",
+        "os.remove",
+        "shutil.rmtree",
+    ),
     *("pickle.find_class", "code.__new__", "os.chmod", "os.link", "os.symlink", "os.kill", "os.rename"),
 )
 # Which modules of Python run code of installed ones: late imports, and the annotations of dataclasses.

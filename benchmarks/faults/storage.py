@@ -50,9 +50,7 @@ def _lane(work: Command, trials: int, seed: str, folder: Path) -> Row:
 class _Trial:
     """One command in one folder that meets one fault; what is seen goes into a row of counts."""
 
-    def __init__(
-        self, work: Command, disk: AbstractDisk, draws: random.Random, row: Row, name: str
-    ) -> None:
+    def __init__(self, work: Command, disk: AbstractDisk, draws: random.Random, row: Row, name: str) -> None:
         self.work, self.disk, self.draws, self.row, self.name = work, disk, draws, row, name
         self.folder = work.prepare(disk.folder / "work")
         self.before: dict[str, str] = {}
@@ -145,5 +143,7 @@ def _together(trial: _Trial) -> None:
         child.wait()
     trial.check(pair[pair[1].code == 2], ("in use by another process",))
     if 0 not in (pair[0].code, pair[1].code):
-        trial.row["other_ends"].append(f"{trial.name}: neither ended well, {[child.said() for child in pair]}")
+        trial.row["other_ends"].append(
+            f"{trial.name}: neither ended well, {[child.said() for child in pair]}"
+        )
     trial.finish()

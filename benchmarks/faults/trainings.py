@@ -1,4 +1,4 @@
-"""Tiny trainings through the public entry points, each of a second or two, with checkpoints every few steps."""
+"""Tiny trainings through the public entry points, each of seconds, with many checkpoints."""
 
 from __future__ import annotations
 

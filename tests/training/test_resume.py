@@ -237,3 +237,21 @@ def test_slow_steps_are_saved_each_half_minute_and_the_end_is_the_same(
     result = _runs.finish(kind, tmp_path, whole, checkpoint_every=1000)
     assert result.resumed_from == (steps[-1] if steps else 0)
     assert (tmp_path / "log.jsonl").read_text() == (whole[kind][1] / "log.jsonl").read_text()
+
+
+def test_a_folder_is_kept_for_one_process(tmp_path: Path, whole: dict[str, Run]) -> None:
+    refused = []
+
+    def intrude(step: int, total: int, loss: float) -> None:
+        if step == 5:
+            before = _runs.contents(tmp_path)
+            with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path))} is in use") as error:
+                fit(_runs.method("bridge"), _runs.data(), _runs.config("bridge"), tmp_path)
+            refused.append(error)
+            assert _runs.contents(tmp_path) == before
+
+    trained = _runs.method("bridge")
+    fit(trained, _runs.data(), _runs.config("bridge"), tmp_path, intrude)
+    assert len(refused) == 1
+    assert _runs.same(_runs.state(trained.student), whole["bridge"][0])
+    _runs.finish("bridge", tmp_path, whole)  # and is free again afterwards

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from ensbridge.training.batches import CachedBatches, StreamedBatches, open_batc
 from ensbridge.training.forecast import epochs_within, steps_within
 from ensbridge.training.output_cache import cache_outputs
 from ensbridge.training.timing import TimeSplit
+from ensbridge.utils.files import locked
 
 IMAGES = torch.rand(48, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 VAL = (IMAGES, torch.arange(48) % 3)
@@ -248,6 +251,35 @@ def test_a_cache_is_resumed_and_other_outputs_are_refused(tmp_path: Path) -> Non
         path.write_text('{"images": 3000}')
     with pytest.raises(ValueError, match="damaged"):
         cache_outputs(data, list(bridge.teachers()), tmp_path)
+
+
+def test_a_cache_takes_its_room_before_it_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk a write into a mapped file of holes would end the process without a word."""
+    bridge, data = _runs.bridge(), _runs.data(images=40)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match=f"No space left.*{tmp_path}") as error:
+            cache_outputs(data, list(bridge.teachers()), tmp_path)
+    assert error.value.errno == errno.ENOSPC
+    assert not [*tmp_path.glob("*.npy")]
+    cache_outputs(data, list(bridge.teachers()), tmp_path)
+    for path in tmp_path.glob("*.npy"):
+        assert path.stat().st_blocks * 512 >= path.stat().st_size
+
+
+def test_a_cache_is_filled_by_one_process_and_read_by_many(tmp_path: Path) -> None:
+    bridge, data = _runs.bridge(), _runs.data(images=40)
+    with locked(tmp_path), pytest.raises(ValueError, match="in use by another process"):
+        cache_outputs(data, list(bridge.teachers()), tmp_path)
+    cache_outputs(data, list(bridge.teachers()), tmp_path)
+    told: list[int] = []
+    with locked(tmp_path):
+        cache_outputs(data, list(bridge.teachers()), tmp_path, told.append)
+    assert sum(told) == 2 * 40
 
 
 @pytest.mark.parametrize(
