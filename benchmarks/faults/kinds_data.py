@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import random
 import tarfile
@@ -12,16 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from scipy.io import savemat
 
+import _runs
 import _sets
 from ensbridge.data import read_corrupted, read_npz
 from ensbridge.data.cifar import read_cifar
 from ensbridge.data.image_io import decode
+from ensbridge.data.svhn import read_svhn
 from ensbridge.data.unpickling import read_pickle
 from ensbridge.deploy.batch import open_image
 from ensbridge.deploy.predict_inputs import Damaged, open_inputs
+from ensbridge.training.output_cache import cache_outputs
 from faults.kinds_models import Program
-from faults.mutate import mutate_bytes
+from faults.mutate import mutate_bytes, mutate_json
 from faults.sandbox import AbstractKind
 
 SCRIPT = (
@@ -137,6 +143,61 @@ class Arrays(AbstractKind):
             read_corrupted(self.folder, "fog", 2)
 
 
+class Matlab(AbstractKind):
+    """SVHN's files in MATLAB's format, packed or not."""
+
+    name = "MATLAB files"
+
+    def __init__(self, folder: Path, canary: Path) -> None:
+        super().__init__(folder, canary)
+        arrays = {"X": _sets.pixels(32, 32, 3, 4), "y": np.array([[1], [10], [3], [4]], np.uint8)}
+        self.originals = []
+        for packed in (False, True):
+            made = io.BytesIO()
+            savemat(made, arrays, do_compression=packed)
+            self.originals.append(made.getvalue())
+
+    def valid(self) -> list[bytes]:
+        return self.originals
+
+    def mutated(self, draws: random.Random) -> bytes:
+        return mutate_bytes(draws.choice(self.originals), draws, self.originals)
+
+    def read(self, content: bytes) -> None:
+        read_svhn(lambda _: content, "folder")
+
+
+class Caches(AbstractKind):
+    """What `compress --cache` keeps: outputs as .npy, and how many there are."""
+
+    name = "caches of outputs"
+
+    def __init__(self, folder: Path, canary: Path) -> None:
+        super().__init__(folder, canary)
+        self.cache, self.data, self.teachers = folder / "cache", _runs.data(), list(_runs.bridge().teachers())
+        cache_outputs(self.data, self.teachers, self.cache)
+        self.files = {path.name: path.read_bytes() for path in sorted(self.cache.glob("*.*"))}
+        self.names = [name for name in self.files if name != ".lock"]
+        self.changed = self.names[0]
+
+    def valid(self) -> list[bytes]:
+        return [self.files[self.changed]]
+
+    def mutated(self, draws: random.Random) -> bytes:
+        self.changed = draws.choice(self.names)
+        content = self.files[self.changed]
+        if self.changed.endswith(".json"):
+            return mutate_json(json.loads(content), draws)
+        return mutate_bytes(content, draws, [*self.files.values()])
+
+    def read(self, content: bytes) -> None:
+        for name, original in self.files.items():
+            (self.cache / name).write_bytes(content if name == self.changed else original)
+        cached = cache_outputs(self.data, self.teachers, self.cache)
+        cached.check(self.teachers)
+        cached.outputs(torch.arange(3))
+
+
 def _npy(array: np.ndarray) -> bytes:
     made = io.BytesIO()
     np.save(made, array, allow_pickle=True)
@@ -201,4 +262,4 @@ def _parquet(images: list[bytes]) -> bytes:
     return made.getvalue()
 
 
-KINDS: tuple[type[AbstractKind], ...] = (Images, Pickles, Arrays, Tables)
+KINDS: tuple[type[AbstractKind], ...] = (Images, Pickles, Arrays, Matlab, Tables, Caches)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+import _named
 import _report
 import _runs
 import _saving
@@ -22,6 +23,7 @@ import _tiny
 import ensbridge as eb
 from ensbridge.bridge.bridge import FeatureBridge
 from ensbridge.deploy.batch import predict_images
+from ensbridge.deploy.members import open_member
 from ensbridge.deploy.saving.weights import digest
 from ensbridge.evaluation.scores import read_scores, summarise
 from ensbridge.experiments import Plan, check_runs
@@ -296,4 +298,31 @@ class ScoreFiles(AbstractKind):
                 plot.data(summary)
 
 
-KINDS: tuple[type[AbstractKind], ...] = (Models, ModelConfigs, Weights, Checkpoints, RunConfigs, ScoreFiles)
+class HubClassifiers(AbstractKind):
+    """`config.json` and `preprocessor_config.json` of a classifier as the Hugging Face hub has them."""
+
+    name = "hub classifiers"
+
+    def __init__(self, folder: Path, canary: Path) -> None:
+        super().__init__(folder, canary)
+        self.model = _named.hugging_face(folder / "classifier")
+        names = ("config.json", "preprocessor_config.json")
+        self.documents = [json.loads((self.model / name).read_text()) for name in names]
+
+    def valid(self) -> list[bytes]:
+        return [json.dumps(document).encode() for document in self.documents]
+
+    def mutated(self, draws: random.Random) -> bytes:
+        return mutate_json(draws.choice(self.documents), draws)
+
+    def read(self, content: bytes) -> None:
+        for name, document in zip(("config.json", "preprocessor_config.json"), self.documents, strict=True):
+            (self.model / name).write_text(json.dumps(document))
+        name = "preprocessor_config.json" if b"image_mean" in content else "config.json"
+        (self.model / name).write_bytes(content)
+        open_member(f"hf:{self.model}")
+
+
+KINDS: tuple[type[AbstractKind], ...] = (
+    *(Models, ModelConfigs, Weights, HubClassifiers, Checkpoints, RunConfigs, ScoreFiles),
+)

@@ -253,6 +253,28 @@ def test_a_cache_is_resumed_and_other_outputs_are_refused(tmp_path: Path) -> Non
         cache_outputs(data, list(bridge.teachers()), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("*.json", b"[30]"),
+        ("*.json", b"{}"),
+        ("*.json", b'{"images": "48"}'),
+        ("*-0.npy", b""),
+        ("*-0.npy", b"PK\x03\x04"),
+        ("*-0.npy", b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'shape': (48"),
+    ],
+)
+def test_a_damaged_cache_is_a_sentence(file: str, content: bytes, tmp_path: Path) -> None:
+    bridge, data = _runs.bridge(), ImageSet(IMAGES)
+    cache_outputs(data, list(bridge.teachers()), tmp_path)
+    for path in tmp_path.glob(file):
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path))}.* is damaged.*delete") as error:
+        cache_outputs(data, list(bridge.teachers()), tmp_path)
+    assert type(error.value) is ValueError
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_a_cache_takes_its_room_before_it_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk a write into a mapped file of holes would end the process without a word."""
     bridge, data = _runs.bridge(), _runs.data(images=40)

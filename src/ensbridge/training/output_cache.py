@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ensbridge.data.augment import Augment
 from ensbridge.data.examples import ExampleSet, examples_of
+from ensbridge.data.npy import open_npy
 from ensbridge.data.stream import Stream, views_differ
 from ensbridge.data.stream_reader import IndexedReader
 from ensbridge.methods.base import Teacher, feature_names_of
@@ -24,6 +25,7 @@ from ensbridge.models.features import forward_with_features
 from ensbridge.utils.files import errors_name, locked, open_folder, read_json, write_atomically
 from ensbridge.utils.inputs import map_inputs
 from ensbridge.utils.progress import Advance, ignore
+from ensbridge.utils.text import one_line
 
 FILLED = 256  # images at a time
 SAMPLED = 16  # examples by which a Dataset is known again
@@ -68,7 +70,8 @@ class CachedData:
             now = forward_with_features(network.eval(), map_inputs(torch.clone, image), *names)
             kept = self.outputs(torch.zeros(1, dtype=torch.long))[network]
             for one, other in zip(now, kept, strict=True):
-                if not torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-2):
+                alike = one.shape == other.shape
+                if not alike or not torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-2):
                     raise ValueError(f"{self.folder} holds other outputs than the members give; delete it")
 
 
@@ -124,7 +127,7 @@ class _Entry:
         else:
             with locked(self.path):  # two that fill one array would cut it short under each other
                 self._fill(advance)
-        return tuple(np.load(file, mmap_mode="r") for file in self.files)
+        return tuple(map(open_npy, self.files))
 
     @torch.no_grad()
     def _fill(self, advance: Advance) -> None:
@@ -151,9 +154,14 @@ class _Entry:
         """How many images are there already."""
         if not self.progress.exists() or not all(file.exists() for file in self.files):
             return 0
-        done = read_json(self.progress).get("images")
-        shapes = [np.load(file, mmap_mode="r").shape for file in self.files]
-        if type(done) is not int or not 0 <= done <= self.count or any(s[0] != self.count for s in shapes):
+        try:
+            done = read_json(self.progress)["images"]
+            counts = {open_npy(file).shape[0] for file in self.files}
+        except (ValueError, TypeError, LookupError) as error:
+            raise ValueError(
+                f"{self.path} is damaged ({one_line(error)}); delete it and run again"
+            ) from error
+        if type(done) is not int or not 0 <= done <= self.count or counts != {self.count}:
             raise ValueError(f"{self.progress} is damaged; delete {self.path} and run again")
         return done
 
