@@ -41,7 +41,7 @@ SHARES = {  # of the mutated files, in per cent; those that take longer to read 
     "caches of outputs": 2,
     "requests": 8,
 }
-PIECES = 4  # in which the files of a kind are read, two at a time
+PIECES = 2  # in which the files of a kind are read side by side
 Document = dict[str, Any]
 Say = Callable[[str], None]
 

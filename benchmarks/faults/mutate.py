@@ -96,8 +96,8 @@ def _at(content: bytes, draws: random.Random) -> int:
 
 def _flip(content: bytes, draws: random.Random, _: Sequence[bytes]) -> bytes:
     changed = bytearray(content or b"\0")
-    for _ in range(draws.choice((1, 1, 4, 32))):
-        changed[_at(changed, draws)] ^= 1 << draws.randrange(8)
+    for _count in range(draws.choice((1, 1, 4, 32))):
+        changed[_at(content, draws)] ^= 1 << draws.randrange(8)
     return bytes(changed)
 
 

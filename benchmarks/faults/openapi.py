@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.schemas import BaseSchema
 
 import _saving
 import _serving
@@ -38,10 +39,11 @@ def described_requests(examples: int, number: int, folder: Path, say: Callable[[
 
 
 def _operations(model: Path) -> list[tuple[str, str]]:
-    return [(result.ok().path, result.ok().method) for result in _schema(model).get_all_operations()]
+    results: Iterator[Any] = _schema(model).get_all_operations()
+    return [(result.ok().path, result.ok().method) for result in results]
 
 
-def _schema(model: Path) -> schemathesis.schemas.BaseSchema:
+def _schema(model: Path) -> BaseSchema:
     app = create_app(_serving.registry(model, limits=Limits(wait_ms=0)))
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
@@ -52,19 +54,17 @@ def _lane(operations: list[tuple[str, str]], model: Path, examples: int, number:
     return [_try_operation(schema, path, method, examples, number) for path, method in operations]
 
 
-def _try_operation(
-    schema: schemathesis.schemas.BaseSchema, path: str, method: str, examples: int, number: int
-) -> Row:
+def _try_operation(schema: BaseSchema, path: str, method: str, examples: int, number: int) -> Row:
     statuses: Counter[int] = Counter()
     wrong: list[str] = []
-    excluded = [CHECKS.get_one(UNSAID)]
+    excluded: list[Any] = [CHECKS.get_one(UNSAID)]
 
     @settings(
         max_examples=examples,
         deadline=None,
         database=None,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list[Any](HealthCheck),
     )
     @seed(number)
     @given(case=schema[path][method].as_strategy())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TIMEOUT = 300.0  # seconds after which a child that should have ended long ago is given up
-LANE_TIMEOUT = 600.0  # of one that itself waits for children
+LANE_TIMEOUT = 1800.0  # of one that itself waits for children
 
 
 @dataclass
