@@ -112,7 +112,9 @@ def run_files(
         clock[:] = struct.pack("<qd", -1, time.monotonic())
         lines = folder / "outcomes.jsonl"
         lines.unlink(missing_ok=True)
-        child = fork(partial(_read_all, kind, left, seed, folder, clock, lines), folder / "output.txt")
+        scratch = folder / str(len(left))  # of this process alone, as one before may have died midway
+        scratch.mkdir()
+        child = fork(partial(_read_all, kind, left, seed, scratch, clock, lines), folder / "output.txt")
         hung = False
         while not child.ended():
             number, since = struct.unpack("<qd", clock[:])
@@ -159,8 +161,8 @@ def _read_all(
     warnings.simplefilter("ignore")  # of what is left aside
     with lines.open("a") as log:
         for number in numbers:
-            content = files.mutated(draws_of(kind, seed, number))
             clock[:] = struct.pack("<qd", number, time.monotonic())
+            content = files.mutated(draws_of(kind, seed, number))
             outcome = Outcome(files=1)
             with watch:
                 _read(files, content, outcome, f"seed {seed}, file {number}")
