@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 
 import ensbridge as eb
 from common import RESULTS, members_of
+from ensbridge.methods import Bridge
 
 SCORES, TEACHERS = RESULTS / "cifar10" / "seed0-test.json", 3
 
@@ -27,6 +28,7 @@ def main() -> None:
     nets = {"source": members[0], "ensemble": eb.Ensemble(members)}
     predictions = eb.evaluation.predict_each(nets, test, 250)
     (bridge,) = fast.each_bridge()
+    assert isinstance(bridge, Bridge)
     fast.bridges[0] = bridge.on_times(bridge.schedule.times().tolist())
     transitions = eb.experiments.find_transitions(
         fast, predictions["source"].exp(), predictions["ensemble"].exp(), test
