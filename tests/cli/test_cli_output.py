@@ -214,6 +214,7 @@ def raising(number: int) -> Any:
         (errno.ENOSPC, "free some space"),
         (errno.EDQUOT, "free some space"),
         (errno.EROFS, "choose another folder"),
+        (errno.EFBIG, "choose another folder"),
     ],
 )
 def test_a_disk_that_takes_nothing_is_one_sentence_with_file_and_remedy(

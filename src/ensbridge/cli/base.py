@@ -77,6 +77,7 @@ def _print_anything() -> None:
 _REMEDIES = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EFBIG: "files may not be so large here; raise the limit (ulimit -f), or choose another folder",
     errno.EROFS: "the file system is read-only; choose another folder",
 }
 
