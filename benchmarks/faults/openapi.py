@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def described_requests(examples: int, number: int, folder: Path, say: Callable[[
 
 
 def _operations(model: Path) -> list[tuple[str, str]]:
-    results: Iterator[Any] = _schema(model).get_all_operations()
+    results: list[Any] = list(_schema(model).get_all_operations())
     return [(result.ok().path, result.ok().method) for result in results]
 
 
