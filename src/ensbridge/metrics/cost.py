@@ -40,7 +40,7 @@ def count_macs(module: nn.Module, *inputs: Any, convs_only: bool = False) -> int
     """
     arguments, named = unpack(to_network(inputs[0] if len(inputs) == 1 else inputs, module))
     counter = FlopCounterMode(display=False, custom_mapping=_MORE_PRODUCTS)
-    with _untouched(module, inputs) as buffers, _without_fused_kernels(module), torch.no_grad(), counter:
+    with _untouched(module, inputs) as buffers, without_fused_kernels(module), torch.no_grad(), counter:
         functional_call(module, buffers, arguments, named)
     flops = counter.get_flop_counts().get("Global", {})
     return sum(count for op, count in flops.items() if not convs_only or "conv" in str(op)) // 2
@@ -68,8 +68,15 @@ def _untouched(module: nn.Module, inputs: tuple[Any, ...]) -> Iterator[dict[str,
 
 
 @contextmanager
-def _without_fused_kernels(module: nn.Module) -> Iterator[None]:
-    """Attention and recurrent layers as plain matrix products: the counter sees nothing of fused kernels."""
+def without_fused_kernels(module: nn.Module) -> Iterator[None]:
+    """Attention and recurrent layers as plain matrix products: the counter sees nothing of fused kernels.
+
+    >>> lstm = nn.LSTM(2, 3)
+    >>> with without_fused_kernels(lstm), FlopCounterMode(display=False) as counter:
+    ...     _ = lstm(torch.rand(1, 1, 2))
+    >>> counter.get_total_flops() // 2
+    60
+    """
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     # No value for TF32, since any but None warns on a torch without support for Intel's GPUs.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ensbridge.metrics.cost import count_macs
+from ensbridge.metrics.cost import count_macs, without_fused_kernels
 from ensbridge.models.features import Hook, forward_with_features, plain_name, run_with_hooks, uncompiled
 from ensbridge.models.sizing import cheapest_macs, fitting_score, has_channels_last
 from ensbridge.utils.devices import evaluation_mode
@@ -43,7 +43,7 @@ def list_features(net: nn.Module, image: Inputs) -> list[Feature]:
         return lambda _module, _inputs, output: seen.append((name, output, counter.get_total_flops()))
 
     hooks = {module: [record(name)] for name, module in _names_of(net).items()}
-    with torch.no_grad(), evaluation_mode([net]), counter:
+    with torch.no_grad(), evaluation_mode([net]), without_fused_kernels(net), counter:
         run_with_hooks(net, _two_of(image), hooks)
     total = max(counter.get_total_flops(), 1)
     runs = Counter(name for name, _, _ in seen)
