@@ -94,13 +94,13 @@ class AbstractFastEnsemble(nn.Module, ABC):
         inputs = checked_inputs(inputs, self.image_shape)
         try:
             source_logits, *read = run(self.source, inputs, *self.features)
-        except (RuntimeError, TypeError) as error:
-            sentence = refusal(inputs, self.source)
-            if sentence is None:
+            source_logits = at_least_float32(source_logits)
+            logits = [call(bridge, h, source_logits) for h in read for bridge in self.bridges]
+        except (RuntimeError, TypeError, ValueError, AssertionError, IndexError) as error:
+            sentence = refusal(inputs, self.source, self.image_shape)
+            if sentence is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise ValueError(f"{sentence} ({one_line(error)})") from error
-        source_logits = at_least_float32(source_logits)
-        logits = [call(bridge, h, source_logits) for h in read for bridge in self.bridges]
         mean = self.mean([source_logits, *logits] if self.average_source or not logits else logits)
         return calibrated(mean, source_logits, self.temperature, self.source_logit_weight), source_logits
 
