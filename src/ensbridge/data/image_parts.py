@@ -18,9 +18,10 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from ensbridge.data.arrays import read_images
 from ensbridge.data.dataset_info import DATASETS, class_names
+from ensbridge.data.entries import IMAGE_KEYS, LABEL_KEYS
 from ensbridge.data.folder import SUFFIXES
 from ensbridge.data.image_io import LARGEST_FILE
-from ensbridge.data.loader import IMAGE_KEYS, LABEL_KEYS, ImageSet, collect
+from ensbridge.data.loader import ImageSet, collect
 from ensbridge.data.reading import layout_of, open_splits
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import read_file
