@@ -74,6 +74,14 @@ def _trouble(feature: Tensor) -> str | None:
     return None
 
 
+class NoBridgeFits(ValueError):
+    """There is nothing that a bridge could read, or no bridge for the budget."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class FeatureChoice:
     """Where bridges read the source, and what reads it there."""
@@ -123,14 +131,15 @@ def choose_feature(
         for candidate in candidates
     ]
     if not prices:
-        raise ValueError(
-            "the source has no feature that a bridge can read; name a module that returns a map, tokens or a "
-            "vector, or give budget=1.0 for a network without bridges"
+        raise NoBridgeFits(
+            "the source has no feature that a bridge can read",
+            "name a module that returns a map, tokens or a vector, or give budget=1.0 for a network without "
+            "bridges",
         )
     cheapest = math.ceil(100 * (1 + bridges * min(prices) / whole)) / 100  # rounded up: it is to be followed
-    raise ValueError(
-        f"no bridge fits ×{budget:g} the source's cost: the cheapest makes ×{cheapest:.2f}; raise budget to "
-        "that, name another feature, or give budget=1.0 for a network without bridges"
+    raise NoBridgeFits(
+        f"no bridge fits ×{budget:g} the source's cost: the cheapest makes ×{cheapest:.2f}",
+        "raise budget to that, name another feature, or give budget=1.0 for a network without bridges",
     )
 
 
