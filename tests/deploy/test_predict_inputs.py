@@ -167,6 +167,34 @@ def test_the_images_before_damage_and_other_inputs_are_predicted(
     assert [(row["image"], row["error"]) for row in rows] == [("a.png", None)]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("left", [0, 100, 511])
+def test_a_shard_that_was_cut_between_two_images_is_named(
+    left: int, packed: bool, here: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tar("shard.tar")
+    whole = Path("shard.tar").read_bytes()
+    with tarfile.open("shard.tar") as archive:
+        third = archive.getmembers()[2].offset
+    name = "shard.tar.gz" if packed else "shard.tar"
+
+    def write(content: bytes) -> None:
+        Path(name).write_bytes(gzip.compress(content) if packed else content)
+
+    write(whole[: third + left])
+    images, end = open_inputs([name])
+    assert [entry for entry, _ in images.read(0, 9)] == [f"{name}#0.png", f"{name}#1.png"]
+    assert isinstance(end, Damaged)
+    assert f"{name} has no end behind its 2 images" in end.reason
+    if not left:
+        assert run(monkeypatch, "predict", model, name, "--out", "out", "--quiet") == 2
+        rows = [json.loads(line) for part in sorted(Path("out").glob("part-*")) for line in part.open()]
+        assert [row["image"] for row in rows if row["error"] is None] == [f"{name}#0.png", f"{name}#1.png"]
+        assert json.loads(Path("out", UNREADABLE).read_text())["image"] == name
+    write(whole.rstrip(b"\0") + bytes(-len(whole.rstrip(b"\0")) % 512 + 512))  # zeros, as few as tell the end
+    assert [len(source) for source in open_inputs([name])] == [3]
+
+
 # ------------------------------------------------------------------------------ names
 
 

@@ -67,7 +67,7 @@ def open_table(path: str) -> Sequence[AbstractInput]:
     try:
         if kind.endswith(".npz"):
             return NpzImages.open(path)
-        return [ParquetRows.open(path) if kind.endswith(".parquet") else TarImages.open(path)]
+        return [ParquetRows.open(path)] if kind.endswith(".parquet") else TarImages.open(path)
     except Exception as error:  # decoders fail in many ways on damaged files
         return [_damaged(path, error)]
 

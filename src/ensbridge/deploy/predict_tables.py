@@ -26,6 +26,7 @@ from ensbridge.utils.text import one_line
 LARGEST_ROW_GROUP = 2**30  # bytes of a group of rows in parquet, whose pages are held together
 LARGEST_DICTIONARY = 2**26  # bytes of the values that rows of it share
 LARGEST_TAR_HEADER = 2**20  # bytes of a member's name or of its other fields
+_END = tarfile.EOFHeaderError  # pyright: ignore[reportAttributeAccessIssue] - which its stubs leave out
 _HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _HEADERS += (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
@@ -261,13 +262,17 @@ class TarImages(AbstractTable):
     count: int
 
     @classmethod
-    def open(cls, path: str) -> TarImages:
-        """Count the images of a shard."""
+    def open(cls, path: str) -> list[AbstractInput]:
+        """Count the images of a shard; behind one that has no end, it stands as damaged too."""
         with (
             open_regular_file(Path(path)) as file,
-            tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member) as archive,
+            _Archive.open(fileobj=file, mode="r:*") as archive,
         ):
-            return cls(path, _stamp(path, file), sum(1 for _ in _images_in(archive)))
+            images = cls(path, _stamp(path, file), sum(1 for _ in _images_in(archive)))
+            if archive.has_ended:
+                return [images]
+        reason = f"{path} has no end behind its {len(images):,} images, so that others may be missing"
+        return [images, Damaged(path, f"{reason}; give a whole file")]
 
     @property
     def name(self) -> str:
@@ -281,7 +286,7 @@ class TarImages(AbstractTable):
         """The members' bytes."""
         with (
             open_regular_file(Path(self.path)) as content,
-            tarfile.open(fileobj=content, mode="r:*", tarinfo=_Member) as archive,
+            _Archive.open(fileobj=content, mode="r:*") as archive,
         ):
             for member in islice(_images_in(archive), start, stop):
                 name = f"{self.path}#{member.name}"
@@ -293,6 +298,15 @@ class _Member(tarfile.TarInfo):
     """A member whose long name or other fields, which are read whole, take little memory."""
 
     @classmethod
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> tarfile.TarInfo:
+        try:
+            return super().fromtarfile(tarfile)
+        except _END:
+            if isinstance(tarfile, _Archive):
+                tarfile.has_ended = True
+            raise
+
+    @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
         member = super().frombuf(buf, encoding, errors)
         if member.type in _HEADERS and member.size > LARGEST_TAR_HEADER:
@@ -300,6 +314,16 @@ class _Member(tarfile.TarInfo):
                 f"a member's header has {member.size:,} bytes, and at most {LARGEST_TAR_HEADER:,} are read"
             )
         return member
+
+
+class _Archive(tarfile.TarFile):
+    """An archive that tells whether the zeros at its end were reached.
+
+    Where it was cut between two members, its members end as if they had been.
+    """
+
+    tarinfo = _Member
+    has_ended = False
 
 
 def _images_in(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
