@@ -36,6 +36,7 @@ from ensbridge.training.config import FitConfig, Precision
 from ensbridge.training.distributed import errors_shared, join
 from ensbridge.training.output_cache import check_fixed_views
 from ensbridge.utils.devices import brought_to, device_of, random_state_kept
+from ensbridge.utils.input_specs import specs_of
 from ensbridge.utils.inputs import Inputs
 
 MINUTES = 3.0  # how long it trains unless the user says
@@ -190,6 +191,9 @@ def compress(
         fast = fast.to(home)
         if isinstance(image, torch.Tensor) and image.is_floating_point():
             fast.image_shape = tuple(image.shape[1:])
+        else:
+            specs = specs_of(sample.inputs)
+            fast.input_specs = engine.broadcast(lambda: specs) if engine else specs
         if isinstance(sample, ImageSet):
             low_high = pixel_range(sample)
             fast.pixel_range = engine.broadcast(lambda: low_high) if engine else low_high
