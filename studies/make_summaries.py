@@ -21,6 +21,7 @@ import numpy as np
 
 import ensbridge as eb
 from ensbridge.evaluation import Row, Scores, Summary, read_scores, summarise
+from provenance import provenance
 
 COMMAND = "python studies/make_summaries.py"
 RESULTS = Path(__file__).parent.parent / "results"
@@ -46,7 +47,9 @@ def rows(summary: Summary) -> list[dict[str, Any]]:
         costs = {"macs_ratio": first.macs_ratio, "params_ratio": first.params_ratio}
         gains = [[row.nll_gain_over_control, row.nll_gain_over_control_se] for row in group.rows]
         beyond = [isinstance(row.dee, str) for row in group.rows]
-        lines.append({"model": group.model, "seeds": group.seeds, **costs, **scores})
+        teachers = 1 if first.control else first.members
+        trained = provenance(summary.dataset.split()[0], first.method, teachers, list(group.seeds))
+        lines.append({"model": group.model, **trained, **costs, **scores})
         lines[-1] |= {"beyond the largest ensemble": beyond, "below its control's NLL": gains}
     return lines
 
