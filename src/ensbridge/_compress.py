@@ -18,7 +18,7 @@ from ensbridge.data.stream import MEMORY, Stream, collect_within, load_or_stream
 from ensbridge.evaluation.choices import choose
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.models.feature_choice import choose_feature
+from ensbridge.models.feature_choice import NoBridgeFits, choose_feature
 from ensbridge.models.preprocessed import Preprocess
 from ensbridge.training.candidates import BridgePlan, CandidateTraining, Say, Source
 from ensbridge.training.compress_inputs import (
@@ -36,6 +36,8 @@ from ensbridge.training.config import FitConfig, Precision
 from ensbridge.training.distributed import errors_shared, join
 from ensbridge.training.output_cache import check_fixed_views
 from ensbridge.utils.devices import brought_to, device_of, random_state_kept
+from ensbridge.utils.input_specs import specs_of
+from ensbridge.utils.inputs import Inputs
 
 MINUTES = 3.0  # how long it trains unless the user says
 DISTIL_LR, FRESH_LR = 0.05, 0.1  # from the source's weights, and from new ones
@@ -80,8 +82,8 @@ def compress(
     the same architecture that `factory` builds, which is distilled towards the members' mean prediction while
     its bridges are trained. "auto" trains both side by side on the same batches, and keeps the one of them,
     of the source alone and of the distilled source alone that has the lowest NLL on labelled validation
-    images; `choices` of the result has the figures. `budget=1.0` leaves no room for bridges. Your networks
-    are never changed.
+    images; `choices` of the result has the figures. `budget=1.0` leaves no room for bridges. Where no bridge
+    fits, or the source cannot be distilled, "auto" says so and does without. Your networks are never changed.
 
     `train` is images without need of labels; `val` with labels chooses how far the source is trusted and
     calibrates, by a temperature and, where that gains, a share of the source's logits. A DataLoader, a
@@ -145,9 +147,6 @@ def compress(
     if cache is not None:
         config = _without_views(config, train_set, augment, engine, say)
     labelled = val_set is not None and val_set.labels is not None
-    if source == "auto" and not labelled:
-        source = "frozen" if budget > 1 else "distilled"
-        say(f"there are no labelled validation images to choose by, so source={source!r} is taken")
     with brought_to(device, wrapped):  # with what prepares their images
         train_set, val_set = train_set.to(device), None if val_set is None else val_set.to(device)
         ensemble = Ensemble(wrapped).eval()
@@ -157,8 +156,11 @@ def compress(
         try_validation(ensemble.source, sample, val_set)
         plan = None
         if budget > 1:
-            plan = BridgePlan(choose_feature(ensemble.source, image, feature, budget, bridges), bridges)
-            say(plan.choice.words)
+            optional = source == "auto" and feature is None
+            plan = _plan_bridges(ensemble.source, image, feature, budget, bridges, optional, say)
+        if source == "auto" and not labelled:
+            source = "distilled" if plan is None else "frozen"
+            say(f"there are no labelled validation images to choose by, so source={source!r} is taken")
         distil = replace(config, lr=float(rate), optimizer="sgd", weight_decay=WEIGHT_DECAY)
 
         def student() -> nn.Module:
@@ -189,10 +191,34 @@ def compress(
         fast = fast.to(home)
         if isinstance(image, torch.Tensor) and image.is_floating_point():
             fast.image_shape = tuple(image.shape[1:])
+        else:
+            specs = specs_of(sample.inputs)
+            fast.input_specs = engine.broadcast(lambda: specs) if engine else specs
         if isinstance(sample, ImageSet):
             low_high = pixel_range(sample)
             fast.pixel_range = engine.broadcast(lambda: low_high) if engine else low_high
     return fast.eval()
+
+
+def _plan_bridges(
+    source: nn.Module,
+    image: Inputs,
+    feature: str | None,
+    budget: float,
+    bridges: int,
+    optional: bool,
+    say: Say,
+) -> BridgePlan | None:
+    """What bridges read; None where none fits and they are `optional`."""
+    try:
+        choice = choose_feature(source, image, feature, budget, bridges)
+    except NoBridgeFits as error:
+        if not optional:
+            raise
+        say(f"{error.reason}, so that there is no bridge among the choices")
+        return None
+    say(choice.words)
+    return BridgePlan(choice, bridges)
 
 
 def _without_views(

@@ -13,7 +13,7 @@ from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 
 if TYPE_CHECKING:
-    from ensbridge.deploy.predict_inputs import AbstractInput
+    from ensbridge.deploy.predict_tables import AbstractInput
     from ensbridge.deploy.predictor import PredictorConfig
 
 Model = Annotated[

@@ -240,7 +240,7 @@ def report(
 
 def show(summary: Summary) -> None:
     """Print the table and what it says."""
-    from ensbridge.report import corrupted_tables, headline, paper_table, rich_table
+    from ensbridge.report import control_sentence, corrupted_tables, headline, paper_table, rich_table
 
     console = Console()
     console.print(rich_table(summary))
@@ -250,7 +250,7 @@ def show(summary: Summary) -> None:
     for table in corrupted_tables(summary):
         console.print()
         console.print(table)
-    say(f"\n{headline(summary)}\n")
+    say("\n" + f"{headline(summary)} {control_sentence(summary)}".strip() + "\n")
 
 
 def next_steps(out: Path, seed: int) -> str:

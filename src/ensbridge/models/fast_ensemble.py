@@ -16,6 +16,7 @@ from ensbridge.models.ensemble import Ensemble, Forward, at_least_float32, ensem
 from ensbridge.models.features import find_module, forward_with_features, uncompiled
 from ensbridge.models.input_checks import checked_inputs, refusal
 from ensbridge.models.preprocessed import Preprocess
+from ensbridge.utils.input_specs import InputSpec
 from ensbridge.utils.inputs import Inputs, pack
 from ensbridge.utils.text import one_line
 
@@ -65,7 +66,8 @@ class AbstractFastEnsemble(nn.Module, ABC):
     temperature: float
     source_logit_weight: float
     average_source: bool
-    image_shape: tuple[int, ...] | None = None  # of one example, where it is one tensor and known
+    image_shape: tuple[int, ...] | None = None  # of one example, where it is one tensor of floats and known
+    input_specs: tuple[InputSpec, ...] | None = None  # of what it is called with otherwise
 
     @abstractmethod
     def mean(self, logits: Sequence[Tensor]) -> Tensor:
@@ -94,13 +96,13 @@ class AbstractFastEnsemble(nn.Module, ABC):
         inputs = checked_inputs(inputs, self.image_shape)
         try:
             source_logits, *read = run(self.source, inputs, *self.features)
-        except (RuntimeError, TypeError) as error:
-            sentence = refusal(inputs, self.source)
-            if sentence is None:
+            source_logits = at_least_float32(source_logits)
+            logits = [call(bridge, h, source_logits) for h in read for bridge in self.bridges]
+        except (RuntimeError, TypeError, ValueError, AssertionError, IndexError) as error:
+            sentence = refusal(inputs, self.source, self.image_shape)
+            if sentence is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise ValueError(f"{sentence} ({one_line(error)})") from error
-        source_logits = at_least_float32(source_logits)
-        logits = [call(bridge, h, source_logits) for h in read for bridge in self.bridges]
         mean = self.mean([source_logits, *logits] if self.average_source or not logits else logits)
         return calibrated(mean, source_logits, self.temperature, self.source_logit_weight), source_logits
 
@@ -139,6 +141,7 @@ class FastEnsemble(AbstractFastEnsemble):
         average_source: bool = False,
         source_distilled: bool = False,
         image_shape: Sequence[int] | None = None,
+        input_specs: Sequence[InputSpec] | None = None,
         pixel_range: tuple[float, float] | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:
@@ -163,6 +166,7 @@ class FastEnsemble(AbstractFastEnsemble):
         self.members = 1 + len(bridges) if members is None else members
         # What it takes and what its classes are called, where that is known: for whoever runs it later.
         self.image_shape = None if image_shape is None else tuple(image_shape)
+        self.input_specs = None if input_specs is None else tuple(input_specs)
         self.pixel_range = pixel_range
         self.class_names = None if class_names is None else tuple(class_names)
         # What compress tried beside it, where it had a choice; no part of what is saved.
