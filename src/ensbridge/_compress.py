@@ -20,7 +20,15 @@ from ensbridge.models.ensemble import Ensemble, checked_members, try_members
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.feature_choice import NoBridgeFits, choose_feature
 from ensbridge.models.preprocessed import Preprocess
-from ensbridge.training.candidates import BridgePlan, CandidateTraining, Say, Source
+from ensbridge.training.candidates import (
+    DISTIL_LR,
+    DISTIL_WEIGHT_DECAY,
+    FRESH_LR,
+    BridgePlan,
+    CandidateTraining,
+    Say,
+    Source,
+)
 from ensbridge.training.compress_inputs import (
     check_numbers,
     check_source,
@@ -40,8 +48,6 @@ from ensbridge.utils.input_specs import specs_of
 from ensbridge.utils.inputs import Inputs
 
 MINUTES = 3.0  # how long it trains unless the user says
-DISTIL_LR, FRESH_LR = 0.05, 0.1  # from the source's weights, and from new ones
-WEIGHT_DECAY = 5e-4  # of the distillation
 TRIED = 8  # images
 
 
@@ -161,7 +167,7 @@ def compress(
         if source == "auto" and not labelled:
             source = "distilled" if plan is None else "frozen"
             say(f"there are no labelled validation images to choose by, so source={source!r} is taken")
-        distil = replace(config, lr=float(rate), optimizer="sgd", weight_decay=WEIGHT_DECAY)
+        distil = replace(config, lr=float(rate), optimizer="sgd", weight_decay=DISTIL_WEIGHT_DECAY)
 
         def student() -> nn.Module:
             own = None if preprocess is None else preprocess[0]

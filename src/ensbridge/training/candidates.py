@@ -50,6 +50,8 @@ EMA = EmaRule(0.995)
 # By what the source's logits are divided, beside a member and beside a distilled source; where validation
 # images have no labels to choose by, the first.
 TEMPERATURES, DISTILLED_TEMPERATURES = (2.0, 4.0), (2.0, 1.5, 3.0)
+# The distillation's rate, of SGD, from the source's weights and from new ones, and its weight decay.
+DISTIL_LR, FRESH_LR, DISTIL_WEIGHT_DECAY = 0.05, 0.1, 5e-4
 DISTILLED = "distilled"  # the name of that method
 _BY_SGD = ((DISTILLED, ""), (DISTILLED, "source"))  # methods and their parts that are networks, not bridges
 
