@@ -118,7 +118,8 @@ def main() -> None:
     for name in nlls:
         print(line(name, {key: nlls[key] for key in ("DE-1", "DE-3", name)}), flush=True)
     rows = [{"model": name, "nll": losses.mean().item()} for name, losses in nlls.items()]
-    text = json.dumps({"seeds": options.seeds, "rows": rows}, indent=1, ensure_ascii=False)
+    document = {"command": "python studies/choose_headline.py OUT", "seeds": options.seeds, "rows": rows}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
     (RESULTS / "headline-choice.json").write_text(text + "\n", encoding="utf-8")
 
 

@@ -28,6 +28,7 @@ from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, Tabl
 from ensbridge.methods import AbstractMethod, BridgeConfig, DiffusionBridge
 
 RESULTS = Path(__file__).parent.parent / "results"
+COMMAND = "python studies/member_distribution.py OUT"
 SAMPLES = 16
 OOD = ("uniform", "textures")
 
@@ -177,9 +178,8 @@ def main() -> None:
         distribution += compare(result.run, recipe, data, seed)
     for row in distribution:
         print(*(f"{value:.3f}" if isinstance(value, float) else value for value in row.values()), sep="  ")
-    text = json.dumps(
-        {"samples": SAMPLES, "rows": rows, "distribution": distribution}, indent=1, ensure_ascii=False
-    )
+    document = {"command": COMMAND, "samples": SAMPLES, "rows": rows, "distribution": distribution}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
     (RESULTS / "member_distribution.json").write_text(text + "\n", encoding="utf-8")
 
 
