@@ -152,8 +152,8 @@ def compress(
         return
     if as_json:
         choices = [asdict(choice) for choice in fast.choices]
-        found = None if fidelity is None else asdict(fidelity)
-        print(json.dumps({"model": str(out), "choices": choices, "fidelity": found}, indent=1))
+        figures = None if fidelity is None else asdict(fidelity)
+        print(json.dumps({"model": str(out), "choices": choices, "fidelity": figures}, indent=1))
         return
     if fast.choices and (quiet or not sys.stdout.isatty()):  # a terminal has it from the training
         say(choices_table(fast.choices))
@@ -190,8 +190,8 @@ def fidelity(
     from ensbridge.utils.devices import find_device
 
     fast = load(model, allow=allowed(allow))
-    found = fidelity_named(fast, members, data, root, overrides(size, mean, std), find_device(device))
-    print(json.dumps(asdict(found), indent=1)) if as_json else say(str(found))
+    measured = fidelity_named(fast, members, data, root, overrides(size, mean, std), find_device(device))
+    print(json.dumps(asdict(measured), indent=1)) if as_json else say(str(measured))
 
 
 def overrides(size: str | None, mean: str | None, std: str | None) -> Overrides:

@@ -252,11 +252,11 @@ def _measured(
     """The metrics of predictions, and their reliability before and after calibration."""
     stream = metrics.MetricStream(temperature=temperature or 1.0)
     stream.update(log_probs, labels)
-    before, after = tuple(Bin(*each) for each in stream.by_bin()), None
+    before, after = tuple(Bin(*values) for values in stream.by_bin()), None
     if temperature is not None:
         calibrated = metrics.MetricStream()
         calibrated.update((log_probs / temperature).log_softmax(-1), labels)
-        after = tuple(Bin(*each) for each in calibrated.by_bin())
+        after = tuple(Bin(*values) for values in calibrated.by_bin())
     return stream.compute(), Reliability(before, after)
 
 

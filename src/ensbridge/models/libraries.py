@@ -129,8 +129,8 @@ def _from_transformers(name: str, classes: int, settings: Mapping[str, Any]) -> 
 def known_settings(config: type) -> set[str]:
     """What a class of configurations declares itself, beyond what all of them have."""
     base = import_module("transformers").PretrainedConfig
-    own = set(inspect.signature(config).parameters) - set(inspect.signature(base).parameters)
-    return {name for name in own if not name.startswith("_") and name not in ("kwargs", "num_labels")}
+    added = set(inspect.signature(config).parameters) - set(inspect.signature(base).parameters)
+    return {name for name in added if not name.startswith("_") and name not in ("kwargs", "num_labels")}
 
 
 def plain_settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

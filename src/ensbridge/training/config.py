@@ -134,13 +134,13 @@ class PerMemberShuffle(FitConfig):
     @classmethod
     def of(cls, config: FitConfig, seeds: Sequence[int]) -> PerMemberShuffle:
         """The configuration of as many networks as there are seeds."""
-        own = {each.name: getattr(config, each.name) for each in fields(config)}
-        return cls(**own | {"seed": seeds[0], "seeds": tuple(seeds)})
+        settings = {field.name: getattr(config, field.name) for field in fields(config)}
+        return cls(**settings | {"seed": seeds[0], "seeds": tuple(seeds)})
 
     def indices(self, images: int, step: int) -> Tensor:
         """The images of every network's own batch."""
-        own = [FitConfig(self.epochs, self.batch_size, self.lr, seed=seed) for seed in self.seeds]
-        return torch.cat([config.indices(images, step) for config in own])
+        configs = [FitConfig(self.epochs, self.batch_size, self.lr, seed=seed) for seed in self.seeds]
+        return torch.cat([config.indices(images, step) for config in configs])
 
 
 def describe_config(config: FitConfig) -> dict[str, Any]:
