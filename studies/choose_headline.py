@@ -3,7 +3,9 @@
     python studies/choose_headline.py OUT [--seeds 0 1]
 
 As `choose_digits.py`: everything is trained on three of four folds of the 800 images that are not the test
-split, and all folds' held-out predictions are pooled. Every variant has as many passes as every baseline.
+split, and all folds' held-out predictions are pooled. Every variant has as many passes as every baseline, and
+each of three methods 48 settings: the pair 16 of its source with three temperatures, distillation the same 16
+with three τ (of which τ = 1 is the pair's source alone), and a bridge beside the frozen source as many.
 Writes results/headline-choice.json.
 """
 
@@ -16,10 +18,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+
 import ensbridge as eb
 from choose_digits import line, pooled
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
-from ensbridge.methods import Bridge, EmaRule, JointDistillation
+from ensbridge.methods import Bridge, EmaRule, EnsembleDistillation, JointDistillation
 
 RESULTS = Path(__file__).parent.parent / "results"
 RECIPE = replace(eb.experiments.digits(), members=3)
@@ -33,18 +37,35 @@ STARTS = {  # where the source starts, its rate and weight decay
     )
 }
 MIXUPS = (0.4, 1.0)
+TAUS = (2.0, 4.0)  # beside 1
+FROZEN = [*itertools.product((1.5, 2.0, 3.0, 4.0, 6.0, 8.0), (2e-3, 4e-3, 8e-3, 1.6e-2))]  # T and rate
+
+
+def inputs(mixup: float) -> eb.data.Augment:
+    """What every variant is trained on."""
+    return eb.data.Augment(noise=0.1, mixup=mixup)
+
+
+def slug(name: str) -> str:
+    """A variant's name in folders."""
+    return name.replace(" ", "-").replace(".", "_")
+
+
+def student(run: Run, recipe: Recipe, ensemble: eb.Ensemble, start: str) -> nn.Module:
+    """A copy of the first member, or a network with new weights."""
+    fresh = start == "fresh"
+    net = run.build(recipe.member, "student") if fresh else copy.deepcopy(ensemble.source)
+    return net.requires_grad_()
 
 
 def spec(recipe: Recipe, seed: int, mixup: float, start: str, rate: float, decay: float) -> MethodSpec:
     """A distillation of the source with bridges at every temperature beside it."""
     fit = eb.experiments.seeded(recipe.kl_fit, seed, "bridge")
-    fit = replace(fit, augment=eb.data.Augment(noise=0.1, mixup=mixup))
+    fit = replace(fit, augment=inputs(mixup))
     sgd = replace(fit, optimizer="sgd", lr=rate, weight_decay=decay)
 
     def make(run: Run) -> JointDistillation:
         ensemble = eb.experiments.trained_ensemble(run, recipe, 3)
-        fresh = start == "fresh"
-        source = run.build(recipe.member, "student") if fresh else copy.deepcopy(ensemble.source)
         bridges = {
             f"T{base:g}".replace(".", "_"): Bridge(
                 run.build(lambda: recipe.score("none"), "score"),  # type: ignore[arg-type]
@@ -54,14 +75,48 @@ def spec(recipe: Recipe, seed: int, mixup: float, start: str, rate: float, decay
             for base in TEMPERATURES
         }
         ema = EmaRule(recipe.bridge.ema)
-        return JointDistillation(ensemble, source.requires_grad_(), bridges, recipe.feature, ema=ema)
+        source = student(run, recipe, ensemble, start)
+        return JointDistillation(ensemble, source, bridges, recipe.feature, ema=ema)
 
     return MethodSpec("distilled source", make, fit, {"source": sgd, "bridges": fit})
 
 
+def students(recipe: Recipe, seed: int, mixup: float) -> tuple[Job, list[TableModel]]:
+    """Distillation at other τ, with every start, rate and weight decay of the pair's source, and its EMA."""
+    folder, specs, rows = slug(f"students {mixup:g}"), {}, []
+    base = replace(eb.experiments.seeded(recipe.kl_fit, seed, "bridge"), augment=inputs(mixup))
+    for tau, (variant, (start, rate, decay)) in itertools.product(TAUS, STARTS.items()):
+
+        def make(run: Run, tau: float = tau, start: str = start) -> EnsembleDistillation:
+            ensemble = eb.experiments.trained_ensemble(run, recipe, 3)
+            ema = EmaRule(recipe.bridge.ema)
+            return EnsembleDistillation(ensemble, student(run, recipe, ensemble, start), tau=tau, ema=ema)
+
+        name = f"{variant} τ{tau:g}"
+        fit = replace(base, optimizer="sgd", lr=rate, weight_decay=decay)
+        specs[slug(name)] = MethodSpec("ED", make, fit)
+        row = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", 3, tau=tau), folder, slug(name))
+        rows.append(replace(row, name=f"ED {variant} α {mixup:g} τ{tau:g}"))
+    return Job(folder, "students", specs, eb.experiments.member_folders(recipe, 3)), rows
+
+
+def frozen(recipe: Recipe, seed: int, mixup: float) -> tuple[Job, list[TableModel]]:
+    """Bridges beside the first member as it is, at every temperature and rate."""
+    folder, specs, rows = slug(f"frozen {mixup:g}"), {}, []
+    for base, rate in FROZEN:
+        fit = replace(recipe.kl_fit, lr=rate, augment=inputs(mixup))
+        changed = replace(recipe, kl_temperature=base, kl_fit=fit)
+        ((_, spec),) = eb.experiments.bridge_specs(changed, seed, [(0, 1, 2)], 3, None, "kl").items()
+        name = slug(f"T{base:g} {rate:g}")
+        specs[name] = spec
+        row = eb.experiments.bridge_model(eb.experiments.one_step(changed, "kl"), folder, [name])
+        rows.append(replace(row, name=f"frozen {rate:g} α {mixup:g} T{base:g}"))
+    return Job(folder, "frozen", specs, eb.experiments.member_folders(recipe, 3)), rows
+
+
 def models(folder: str, variant: str, mixup: float) -> list[TableModel]:
     """The distilled source alone, and with each of its bridges."""
-    name = variant.replace(" ", "-").replace(".", "_")
+    name = slug(variant)
 
     def build(bridges: tuple[str, ...], run: Run) -> eb.FastEnsemble:
         method = run.methods(folder)[name]
@@ -82,29 +137,17 @@ def models(folder: str, variant: str, mixup: float) -> list[TableModel]:
 
 
 def experiment(seed: int) -> Experiment:
-    """Members, every variant, and the recipe's own bridges with KL and baselines."""
+    """Members, and every setting of the three methods."""
     whole = eb.experiments.experiment_of(RECIPE, seed)
     jobs, rows = list(whole.only(["members"]).jobs), []
     for mixup in MIXUPS:
-        folder = f"distilled-{mixup:g}".replace(".", "_")
-        specs = {
-            name.replace(" ", "-").replace(".", "_"): spec(RECIPE, seed, mixup, *start)
-            for name, start in STARTS.items()
-        }
+        folder = slug(f"distilled {mixup:g}")
+        specs = {slug(name): spec(RECIPE, seed, mixup, *start) for name, start in STARTS.items()}
         jobs.append(Job(folder, "distilled", specs, eb.experiments.member_folders(RECIPE, 3)))
         rows += [model for name in STARTS for model in models(folder, name, mixup)]
-    students = eb.experiments.student_specs(RECIPE, seed, 3, "")
-    jobs.append(
-        Job("baselines", "baselines", {"ed": students["ed"]}, eb.experiments.member_folders(RECIPE, 3))
-    )
-    rows.append(eb.experiments.student_model(eb.evaluation.ModelInfo("ED", 3), "baselines", "ed"))
-    for base in (2.0, 4.0):
-        recipe = replace(RECIPE, kl_temperature=base)
-        folder = f"frozen-{base:g}"
-        specs = eb.experiments.bridge_specs(recipe, seed, [(0, 1, 2)], 3, None, "kl")
-        jobs.append(Job(folder, "frozen", specs, eb.experiments.member_folders(RECIPE, 3)))
-        row = eb.experiments.bridge_model(eb.experiments.one_step(recipe, "kl"), folder, list(specs))
-        rows.append(replace(row, name=f"frozen T{base:g}"))
+    for job, models_of_job in (make(RECIPE, seed, mixup) for make in (students, frozen) for mixup in MIXUPS):
+        jobs.append(job)
+        rows += models_of_job
     return Experiment(tuple(jobs), tuple(rows), {})
 
 

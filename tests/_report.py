@@ -94,7 +94,14 @@ def make_transition(label: int) -> dict[str, Any]:
     times = [1.0, 0.5, 0.0]
     path = [probabilities(0.9 - 0.7 * time) for time in times]
     ends = {"source": probabilities(0.1), "ensemble": probabilities(0.95)}
-    return {"image": make_png(30 * label), "label": label, "times": times, "path": path, **ends}
+    return {
+        "image": make_png(30 * label),
+        "label": label,
+        "times": times,
+        "path": path,
+        **ends,
+        "index": label,
+    }
 
 
 def make_document(seed: int = 7, dataset: str = "digits") -> dict[str, Any]:

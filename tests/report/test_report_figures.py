@@ -175,6 +175,20 @@ def test_a_bogus_image_is_refused_in_one_sentence(image: str, named: str, tmp_pa
     assert decode(make_png(0), "here").size == (8, 8)
 
 
+def test_an_example_without_its_image_has_its_number_in_the_test_split(tmp_path: Path) -> None:
+    document = make_document()
+    for number, transition in enumerate(document["transitions"]):
+        transition.update(image=None, index=4321 + number)
+    write_report(summarise([parse_scores(document)]), tmp_path)
+    drawn = drawing_of(tmp_path, "transition")
+    assert not [*drawn.iter(f"{SVG}image")]
+    shown = "".join(drawn.itertext())
+    for number in range(len(document["transitions"])):
+        assert f"{4321 + number:,}" in shown
+    examples = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["transition"]["examples"]
+    assert [example["index"] for example in examples] == [*range(4321, 4321 + len(examples))]
+
+
 # ------------------------------------------------------------------------------ the drawings
 
 

@@ -42,4 +42,5 @@ from ensbridge.experiments.study import open_run as open_run
 from ensbridge.experiments.study import run_study as run_study
 from ensbridge.experiments.study import save_members as save_members
 from ensbridge.experiments.table import experiment_of as experiment_of
+from ensbridge.experiments.transitions import find_transitions as find_transitions
 from ensbridge.training.config import derive_seed as derive_seed

@@ -41,6 +41,7 @@ def find_transitions(
                 times=tuple(reversed(bridge.times)),
                 path=tuple(map(_rounded, _path(fast, bridge, image))),
                 ensemble=_rounded(target[index]),
+                index=index,
             )
         )
     return tuple(transitions)

@@ -183,12 +183,13 @@ def find_control(bridge: Row, rows: Iterable[Row]) -> Row | None:
 class Transition:
     """How the prediction for one image goes from the source through the bridge's steps to its end."""
 
-    image: PNG  # PNG, base64
+    image: PNG | None  # PNG, base64; None where the data may not be passed on
     label: Whole
     source: tuple[Share, ...]  # the source's own probabilities
     times: tuple[Share, ...]  # from 1 down to 0
     path: tuple[tuple[Share, ...], ...]  # probabilities at each of the times
     ensemble: tuple[Share, ...]
+    index: Whole | None = None  # of the image in the test split
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ def data(summary: Summary) -> Data | None:
         return None
     examples = [asdict(transition) for transition in run.transitions[:MOST]]
     for number, example in enumerate(examples):
-        decode(example["image"], f"transitions[{number}]")
+        if example["image"] is not None:
+            decode(example["image"], f"transitions[{number}]")
     return {
         "dataset": summary.dataset,
         "seeds": [run.seed],
@@ -81,12 +82,16 @@ def caption(data: Data) -> str:
     """Say how to read it."""
     counts = sorted({len(example["times"]) - 1 for example in data["examples"]})
     steps = f" of {counts[0]} steps" if len(counts) == 1 and counts[0] > 1 else ""
+    numbered = ""
+    if any(example["image"] is None for example in data["examples"]):
+        numbered = " They are not part of this page; a number is an image’s place in the test split, from 0."
     return (
         "Confidence in the true class (solid) and in the two others that become likeliest. From the left: the"
         f" source’s own; along the bridge{steps} from t = 1, where it starts from the source’s prediction at"
         " a temperature of its own, to t = 0; and the real ensemble’s, at which the bridge should arrive. The"
         " images are test images to which source and ensemble give different classes, taken by how far apart"
-        f" the two predictions lie, without regard to the bridge. One run (seed {data['seeds'][0]})."
+        f" the two predictions lie, without regard to the bridge.{numbered} One run (seed"
+        f" {data['seeds'][0]})."
     )
 
 
@@ -157,8 +162,15 @@ def _picture(sheet: Sheet, axes: Axes, example: Data, name: str) -> None:
     bounds = axes.get_position()
     left = bounds.x0 * sheet.width - 44 - _SIDE
     image = sheet.panel(left, sheet.height * (1 - bounds.y1), _SIDE, _SIDE)
-    image.set_axis_off()
-    image.imshow(decode(example["image"], "image"), interpolation="none", aspect="equal")
     text: dict[str, Any] = {"transform": image.transAxes, "va": "top", "fontsize": SMALL}
+    if example["image"] is None:  # a frame with its number
+        image.set(xticks=[], yticks=[])
+        for side in image.spines.values():
+            side.set(visible=True, color=RULE)
+        if example["index"] is not None:
+            image.text(0.5, 0.6, f"image\n{example['index']:,}", color=SOFT, ha="center", **text)
+    else:
+        image.set_axis_off()
+        image.imshow(decode(example["image"], "image"), interpolation="none", aspect="equal")
     image.text(0, -0.06, "true class", color=SOFT, **text)
     image.text(0, -0.27, short(name, 11), color=INK, weight="semibold", **text)
