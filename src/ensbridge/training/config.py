@@ -30,9 +30,21 @@ Precision = Literal["auto", "float32", "bfloat16"]
 class FitConfig:
     """How to train: the rate falls along a cosine to 0 over all steps, after an optional linear warm-up.
 
-    `precision` "auto" is bfloat16, where that is safe, in compiled steps on a GPU and float32 elsewhere.
-    `seed` decides the order of images and every draw. `checkpoint_every` and `log_every` count steps and
-    may be changed between the runs on one folder.
+    Args:
+        epochs: Passes over the data, which need not be whole.
+        batch_size: Images per step, of all processes together.
+        lr: The highest learning rate.
+        optimizer: "adam" or "sgd".
+        momentum: Of SGD.
+        weight_decay: Of either optimiser.
+        warmup_steps: Steps over which the rate rises.
+        warmup_lr: Where it rises from.
+        augment: What is done to each batch.
+        precision: "auto" is bfloat16, where that is safe, in compiled steps on a GPU, and float32 elsewhere.
+        seed: Decides the order of images and every draw.
+        checkpoint_every: Steps between checkpoints, which may be changed between the runs on one folder.
+        log_every: Steps between lines of the log, likewise.
+        steps: In place of `epochs`, where nobody knows how many images there are.
 
     >>> FitConfig(epochs=2, batch_size=50, lr=0.1).total_steps(600)
     24

@@ -92,14 +92,15 @@ def check_target(folder: Path | str) -> Path:
 def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collection[str] = ()) -> FastEnsemble:
     """Load what `FastEnsemble.save` wrote, on the CPU and in evaluation mode; nothing of it is executed.
 
-    `folder` may also be "zoo:cifar10", a model that ships with ensbridge, or "hf:user/name", one on the
-    Hugging Face hub, with "@" and a version behind it.
-
-    A source that is no network of ensbridge is passed as `source`, an instance that the saved weights are put
-    into. If the folder names what builds it, that is imported and called only where `allow` has its exact
-    path (`"mypackage.models:make_net"`: this class or function may be called with arguments that the folder
-    chooses) or, for a class, its package (`"mypackage"`: its modules may be imported, and its public
-    `nn.Module` classes constructed with arguments that the folder chooses).
+    Args:
+        folder: A folder, "zoo:cifar10", a model that ships with ensbridge, or "hf:user/name", one on the
+            Hugging Face hub, with "@" and a version behind it.
+        source: The source, where it is no network of ensbridge: an instance that the saved weights are put
+            into.
+        allow: What may be imported and called to build the source that the folder names.
+            `"mypackage.models:make_net"` allows this class or function to be called with arguments that the
+            folder chooses; `"mypackage"` allows its modules to be imported, and its public `nn.Module`
+            classes to be constructed with such arguments.
 
     >>> import tempfile, torch
     >>> from ensbridge.methods import Bridge
