@@ -24,6 +24,7 @@ import ensbridge as eb
 from choose_digits import line, pooled
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
 from ensbridge.methods import Bridge, EmaRule, EnsembleDistillation, JointDistillation
+from provenance import provenance
 
 RESULTS = Path(__file__).parent.parent / "results"
 RECIPE = replace(eb.experiments.digits(), members=3)
@@ -160,7 +161,12 @@ def main() -> None:
     nlls = pooled(RECIPE, experiment, options.out, seeds=options.seeds)
     for name in nlls:
         print(line(name, {key: nlls[key] for key in ("DE-1", "DE-3", name)}), flush=True)
-    rows = [{"model": name, "nll": losses.mean().item()} for name, losses in nlls.items()]
+    infos = {model.name: model.info for model in experiment(0).models}
+    rows = []
+    for name, losses in nlls.items():
+        method, teachers = (infos[name].method, 3) if name in infos else ("DE", int(name.removeprefix("DE-")))
+        trained = provenance("digits", method, teachers, options.seeds)
+        rows.append({"model": name, **trained, "nll": losses.mean().item()})
     document = {"command": "python studies/choose_headline.py OUT", "seeds": options.seeds, "rows": rows}
     text = json.dumps(document, indent=1, ensure_ascii=False)
     (RESULTS / "headline-choice.json").write_text(text + "\n", encoding="utf-8")

@@ -16,6 +16,7 @@ from statistics import mean, stdev
 
 import ensbridge as eb
 from ensbridge.experiments import Experiment, Job
+from provenance import provenance
 
 OUT = Path(__file__).parent.parent / "results" / "headline.json"
 HEADLINE, CONTROL = "+1 DBN (distilled source)", "control (distilled source)"
@@ -48,7 +49,7 @@ def main() -> None:
             experiment(recipe, seed), recipe, data, folder, seed=seed, final=True, quiet=True
         )
         rows += [
-            {"dataset": "digits", "epochs": recipe.kl_fit.epochs, "seed": seed}
+            provenance("digits", row.method, 1 if row.control else row.members, seed)
             | {key: getattr(row, key) for key in ("model", "macs_ratio", "acc", "nll", "ece", "cnll", "dee")}
             for row in result.scores["test"].rows
         ]

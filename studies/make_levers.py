@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import ensbridge as eb
+from provenance import provenance
 
 INPUTS = {"mixup0.4-cutmix0": "α = 0.4", "mixup1-cutmix0": "α = 1", "mixup1-cutmix0-joint": "α = 1"}
 LEVERS = (  # what changes, between which inputs and models
@@ -73,8 +74,10 @@ def main() -> None:
             if (of_inputs, row.model) not in nlls:
                 nlls[of_inputs, row.model] = eb.metrics.nll_per_image(log_probs[row.model], labels)
                 figures = {"macs_ratio": row.macs_ratio, "acc": row.acc / 100, "nll": row.nll, "ece": row.ece}
-                where = {"dataset": "cifar10", "part": "validation", "inputs": of_inputs, "model": row.model}
-                rows.append(where | {"seed": scores.seed} | figures)
+                where = {"part": "validation", "inputs": of_inputs, "model": row.model}
+                method = "DE" if row.method == "DE" else row.model
+                trained = provenance("cifar10", method, row.members, scores.seed, epochs=100)
+                rows.append(trained | where | figures)
     levers = []
     for lever, new, old in LEVERS:
         if {new, old} <= {*nlls}:

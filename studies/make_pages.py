@@ -27,7 +27,7 @@ DIGITS = {"acc": 2, "nll": 4, "brier": 4, "ece": 3, "cnll": 4, "dee": 2}
 SCORES = {"msp": "MSP", "entropy": "entropy", "mutual_information": "MI", "disagreement": "disagreement"}
 FAR = ("digits", "uniform", "gaussian", "textures")
 SHIPPED = (("acc", 2), ("nll", 3), ("dee", 2))  # scores and their digits
-PAGES = ("best-for-the-cost", "cifar10", "cifar10/runs", "cifar100", "quickstart", "uncertainty")
+PAGES = ("best-for-the-cost", "cifar10", "cifar10/runs", "cifar100", "paper", "quickstart", "uncertainty")
 Row = dict[str, Any]
 
 
@@ -71,7 +71,7 @@ def score(row: Row, name: str, per_seed: Sequence[str] = (), bold: Sequence[str]
         text = "> 5"
     else:
         text = f"{values['mean']:.{digits}f}"
-        several = len(row["seeds"]) > 1 and not member and name != "ece"
+        several = len(row["seed"]) > 1 and not member and name != "ece"
         text += f" ± {values['sd']:.{digits}f}" if several and values["sd"] is not None else ""
     text = f"**{text}**" if name in bold else text
     return (
@@ -249,6 +249,34 @@ def choice(name: str) -> str:
     return next(f"{row['nll']:.3f}" for row in read("headline-choice.json")["rows"] if row["model"] == name)
 
 
+# ------------------------------------------------------------------------------ the paper
+
+
+def minutes(row: Row) -> float:
+    """What a run that was not made would take to train."""
+    images = read("not-run.json")["images in an epoch"]
+    return sum(epochs * images / rate for _, epochs, rate in row["work"]) / 60
+
+
+def not_run() -> str:
+    """Every run of the paper that was not made, with its cost."""
+    lines = []
+    for row in read("not-run.json")["rows"]:
+        command, time = f"`{row['command']}`", f"{minutes(row):.0f}"
+        lines.append(f"| {cells(row['dataset'], row['what'], command, time, row['basis'])} |")
+    return "\n".join(lines)
+
+
+def not_run_total() -> str:
+    """The minutes of all of them."""
+    return f"{sum(map(minutes, read('not-run.json')['rows'])):.0f}"
+
+
+def not_run_images() -> str:
+    """The images of an epoch."""
+    return f"{read('not-run.json')['images in an epoch']:,}"
+
+
 # ------------------------------------------------------------------------------ uncertainty
 
 
@@ -325,6 +353,7 @@ CALLED: tuple[Callable[..., str], ...] = (  # by templates
     *(ten, second_set, switch, switches_of_members, corrupted, run),
     *(hundred, hundred_gain, shipped, table, levers, lever_models, pair_on_digits, choice),
     *(detections, far, abstaining, correlations, images_of),
+    *(not_run, not_run_total, not_run_images),
 )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 import ensbridge as eb
 from ensbridge.evaluation import Row, Scores, Summary, read_scores, summarise
+from provenance import provenance
 
 COMMAND = "python studies/make_summaries.py"
 RESULTS = Path(__file__).parent.parent / "results"
@@ -47,8 +48,10 @@ def rows(summary: Summary) -> list[dict[str, Any]]:
         costs = {"macs_ratio": first.macs_ratio, "params_ratio": first.params_ratio}
         gains = [[row.nll_gain_over_control, row.nll_gain_over_control_se] for row in group.rows]
         beyond = [isinstance(row.dee, str) for row in group.rows]
+        teachers = 1 if first.control else first.members
+        trained = provenance(summary.dataset.split()[0], first.method, teachers, list(group.seeds))
         identity = {name: getattr(first, name) for name in IDENTITY}
-        lines.append({"model": group.model, **identity, "seeds": group.seeds, **costs, **scores})
+        lines.append({"model": group.model, **trained, **identity, **costs, **scores})
         lines[-1] |= {"beyond the largest ensemble": beyond, "below its control's NLL": gains}
     return lines
 

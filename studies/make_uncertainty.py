@@ -23,6 +23,7 @@ from torch import Tensor
 import ensbridge as eb
 from common import RESULTS
 from ensbridge.metrics import augrc, aurc, auroc_difference, delong, fpr95, rank_correlation
+from provenance import provenance
 
 OOD = ("cifar100", "digits", "uniform", "gaussian", "textures")
 OTHERS = ("zoo:cifar10", "second bridge", "zoo:cifar10-2", "control")
@@ -116,6 +117,14 @@ def abstaining(
     return rows
 
 
+def trained(model: str) -> dict[str, Any]:
+    """How a model was trained."""
+    if model.startswith("DE-"):
+        return provenance("cifar10", "DE", int(model.removeprefix("DE-")), 0)
+    seeds = {"second bridge": 1, "zoo:cifar10-2": [0, 1]}
+    return provenance("cifar10", "DBN", 1 if model == "control" else 3, seeds.get(model, 0))
+
+
 def further(three: Tensor) -> float:
     """By how much the first score's rank correlation with the third is above the second's."""
     return rank_correlation(three[0], three[2]) - rank_correlation(three[1], three[2])
@@ -162,6 +171,8 @@ def main() -> None:
         document["detection"] += detection(name, test, scores[name], ("DE-1", "control"))
     for name, target in itertools.product(scores, ("DE-3", "DE-5")):
         document["correlation"] += correlation(name, target, scores[name])
+    for part in ("abstaining", "detection", "correlation"):
+        document[part] = [trained(row["model"]) | row for row in document[part]]
     rounded = json.loads(json.dumps(document), parse_float=lambda digits: round(float(digits), 6))
     text = json.dumps(rounded, indent=1, ensure_ascii=False) + "\n"
     (RESULTS / "uncertainty.json").write_text(text, encoding="utf-8")

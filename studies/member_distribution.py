@@ -26,6 +26,7 @@ import ensbridge as eb
 from ensbridge.evaluation import ModelInfo
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
 from ensbridge.methods import AbstractMethod, BridgeConfig, DiffusionBridge
+from provenance import provenance
 
 RESULTS = Path(__file__).parent.parent / "results"
 COMMAND = "python studies/member_distribution.py OUT"
@@ -172,10 +173,15 @@ def main() -> None:
         )
         print(result.scores["test"].table(), flush=True)
         rows += [
-            {"model": row.model, "seed": seed, "macs_ratio": row.macs_ratio, "acc": row.acc, "nll": row.nll}
+            provenance("digits", "DE" if row.method == "DE" else row.model, row.members, seed)
+            | {key: getattr(row, key) for key in ("model", "macs_ratio", "acc", "nll")}
             for row in result.scores["test"].rows
         ]
-        distribution += compare(result.run, recipe, data, seed)
+        for row in compare(result.run, recipe, data, seed):
+            method = str(row["model"]).removesuffix(", its entropy")
+            distribution.append(
+                provenance("digits", "DE" if method == "five members" else method, 5, seed) | row
+            )
     for row in distribution:
         print(*(f"{value:.3f}" if isinstance(value, float) else value for value in row.values()), sep="  ")
     document = {"command": COMMAND, "samples": SAMPLES, "rows": rows, "distribution": distribution}

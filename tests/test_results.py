@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from safetensors import safe_open
+
+from ensbridge import cli
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -75,6 +78,48 @@ def test_the_gains_over_the_control_of_the_table_are_those_of_the_scores() -> No
         expected.insert(row, f"{nll:.4f} ± {error:.4f}".replace("-", "−"))
     rows = tables["cifar10, gain over the control"]["rows"]
     assert [row[1] for row in rows[:5]] == expected
+
+
+def rows_of(document: object) -> list[dict[str, object]]:
+    """Every row of a document that has the scores of a model."""
+    if isinstance(document, list):
+        return [row for part in document for row in rows_of(part)]
+    if not isinstance(document, dict):
+        return []
+    here = [document] if "model" in document else []
+    return here + [row for key, part in document.items() if key not in OTHERS for row in rows_of(part)]
+
+
+OTHERS = ("paper", "corrupted")  # not ours; means over corruptions of models that stand among the rows
+SCORES = [path for path in RESULTS.rglob("*.json") if path.name.endswith(("-test.json", "-validation.json"))]
+
+
+@pytest.mark.parametrize("path", sorted({*RESULTS.rglob("*.json")} - {*SCORES}), ids=lambda path: path.stem)
+def test_every_row_says_how_its_model_was_trained(path: Path) -> None:
+    fields = load("provenance").FIELDS
+    for row in rows_of(json.loads(path.read_text(encoding="utf-8"))):
+        assert set(fields) <= set(row), row["model"]
+
+
+@pytest.mark.parametrize("path", SCORES, ids=lambda path: path.stem)
+def test_scores_say_how_their_models_were_trained(path: Path) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert {"dataset", "seed"} <= set(document)
+    assert {"preset", "schedule", "epochs"} <= set(document["settings"])
+    assert all({"method", "members"} <= set(row) for row in document["rows"])
+
+
+def test_commands_of_what_was_not_run_would_train(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = json.loads((RESULTS / "not-run.json").read_text(encoding="utf-8"))["rows"]
+    commands = [row["command"].replace("--seed S", "--seed 1").split() for row in rows]
+    for words in (words for words in commands if words[:2] == ["ensbridge", "train"]):
+        monkeypatch.setattr(sys, "argv", [*words, "--dry-run"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 0
+        assert "40,960 images" in capsys.readouterr().out
 
 
 def test_what_the_docs_say_of_disagreement_is_what_was_measured() -> None:
