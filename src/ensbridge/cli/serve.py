@@ -102,8 +102,8 @@ def serve(
         token = os.environ.get("ENSBRIDGE_TOKEN")  # set but empty, which the option takes for not set
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise ValueError(
-            "the token (--token or ENSBRIDGE_TOKEN) is empty or holds what a header cannot; give letters and "
-            "digits, or unset it to serve without"
+            "the token (--token or ENSBRIDGE_TOKEN) is empty or has characters that a header cannot hold; "
+            "give letters and digits, or unset it to serve without"
         )
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, torch.get_num_threads() - 1)  # one core is left for the requests themselves
