@@ -1,13 +1,15 @@
-"""Digits: which model tells what only the real ensemble tells? Samples that stand for members.
+"""Which model tells what only the real ensemble tells? Samples that stand for members.
 
     python studies/member_distribution.py OUT [--seeds 0 1 2]
+    python studies/member_distribution.py OUT --cifar10 cifar10 --seeds 0
 
 Beside bridges towards the members' mean (a regression), models whose samples stand for members, with five
 members as the target and as many passes: bridges towards a random member with a live Z_t, at β of 1e-4, 1e-2
 and 1 and with 1, 5 and 10 steps; flow matching; a Gaussian with a low-rank factor (DLF). Their prediction is
 the mean of 16 samples' softmax. Compared with the five members on the test images: the rank correlation of
 mutual information (MI), the variance over members of each class's probability, and how well MI tells other
-images from test images. No setting was chosen on anything. Writes results/member_distribution.json.
+images from test images. No setting was chosen on anything. On the digits members are trained, on CIFAR-10
+they are those of results/. Writes results/member_distribution.json, or …-cifar10.json.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 import ensbridge as eb
+from common import members_of
 from ensbridge.evaluation import ModelInfo
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
 from ensbridge.methods import AbstractMethod, BridgeConfig, DiffusionBridge
@@ -31,7 +34,7 @@ from provenance import provenance
 RESULTS = Path(__file__).parent.parent / "results"
 COMMAND = "python studies/member_distribution.py OUT"
 SAMPLES = 16
-OOD = ("uniform", "textures")
+OOD, OTHERS = ("uniform", "textures"), 500
 
 
 def methods(recipe: Recipe) -> dict[str, Callable[[eb.Ensemble, Run], AbstractMethod]]:
@@ -39,8 +42,8 @@ def methods(recipe: Recipe) -> dict[str, Callable[[eb.Ensemble, Run], AbstractMe
     law, ema, feature = recipe.bridge.temperature, recipe.bridge.ema, recipe.feature
 
     def score(run: Run, z_input: str, classes: int = 10) -> eb.models.ScoreNet:
-        stages = [(1, 16, 1, 1), (3, 24, 1, 2), (3, 32, 1, 1)]
-        net = run.build(lambda: eb.models.ScoreNet(classes, 16, stages, 64, z_input=z_input), "score")  # type: ignore[arg-type]
+        arguments = recipe.score("none").arguments | {"z_input": z_input, "classes": classes}  # type: ignore[operator]
+        net = run.build(lambda: eb.models.ScoreNet(**arguments), "score")
         assert isinstance(net, eb.models.ScoreNet)
         return net
 
@@ -73,7 +76,7 @@ def methods(recipe: Recipe) -> dict[str, Callable[[eb.Ensemble, Run], AbstractMe
     return {"bridge to the mean (KL)": mean, **bridges, **flows, "DLF, rank 4": factor}
 
 
-def experiment(recipe: Recipe, seed: int) -> Experiment:
+def experiment(recipe: Recipe, seed: int, train_members: bool) -> Experiment:
     """Five members, and everything trained side by side on the same batches."""
     fit = eb.experiments.seeded(recipe.kl_fit, seed, "bridge")
 
@@ -83,12 +86,14 @@ def experiment(recipe: Recipe, seed: int) -> Experiment:
 
     names = {name: f"method-{number}" for number, name in enumerate(methods(recipe))}
     specs = {names[name]: spec(build) for name, build in methods(recipe).items()}
-    job = Job("all", "all", specs, eb.experiments.member_folders(recipe, 5))
+    needs = eb.experiments.member_folders(recipe, 5) if train_members else ()
+    job = Job("all", "all", specs, needs)
     models = tuple(
         TableModel(ModelInfo("other", 5), ("all",), lambda run, key=key: built(run, key), name=name)
         for name, key in names.items()
     )
-    return Experiment((*eb.experiments.experiment_of(recipe, seed).only(["members"]).jobs, job), models, {})
+    needed = eb.experiments.experiment_of(recipe, seed).only(["members"]).jobs if train_members else ()
+    return Experiment((*needed, job), models, {})
 
 
 def built(run: Run, key: str) -> torch.nn.Module:
@@ -118,7 +123,7 @@ def entropy_row(
     entropy = eb.metrics.entropy(model(images).log_softmax(-1))
     truth = eb.metrics.decompose_entropy(real).mutual_information
     row: dict[str, object] = {"model": f"{name}, its entropy", "seed": seed}
-    row |= {"mi_rank": float(spearmanr(entropy, truth)[0])}  # type: ignore[arg-type]
+    row |= {"mi_rank": float(spearmanr(entropy.cpu(), truth.cpu())[0])}  # type: ignore[arg-type]
     for kind, unknown in other.items():
         theirs = eb.metrics.entropy(model(unknown.images).log_softmax(-1))
         row |= {f"auroc_{kind}": eb.metrics.auroc(entropy, theirs)}
@@ -127,9 +132,14 @@ def entropy_row(
 
 def compare(run: Run, recipe: Recipe, data: eb.data.Splits, seed: int) -> list[dict[str, object]]:
     """How near each model's members are to the real ones."""
-    ensemble, images = eb.experiments.trained_ensemble(run, recipe, 5), data.test.batch(torch.arange(997))[0]
-    draws = torch.Generator().manual_seed(seed)
-    other = {name: eb.data.ood_images(name, 500, (1, 8, 8), generator=draws) for name in OOD}
+    device = data.test.images.device
+    ensemble = eb.experiments.trained_ensemble(run, recipe, 5)
+    images = data.test.batch(torch.arange(len(data.test), device=device))[0]
+    draws, shape = torch.Generator().manual_seed(seed), tuple(images.shape[1:])
+    other = {
+        name: eb.data.ood_images(name, min(OTHERS, len(images)), shape, generator=draws).to(device)
+        for name in OOD
+    }
     real = member_log_probs(ensemble, images)
     rows: list[dict[str, object]] = []
     for name, model in {
@@ -144,7 +154,7 @@ def compare(run: Run, recipe: Recipe, data: eb.data.Splits, seed: int) -> list[d
         truth = eb.metrics.decompose_entropy(real).mutual_information
         spread, wanted = (values.exp().var(0).sum(-1) for values in (log_probs, real))
         row: dict[str, object] = {"model": name, "seed": seed, "mi": information.mean().item()}
-        row |= {"mi_rank": float(spearmanr(information, truth)[0])}  # type: ignore[arg-type]
+        row |= {"mi_rank": float(spearmanr(information.cpu(), truth.cpu())[0])}  # type: ignore[arg-type]
         row |= {"variance_ratio": (spread.mean() / wanted.mean()).item()}
         for kind, unknown in other.items():
             theirs = eb.metrics.decompose_entropy(member_log_probs(model, unknown.images)).mutual_information
@@ -158,35 +168,50 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
     asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    asked.add_argument("--cifar10", help="an npz or a folder of it, or cifar10; the digits unless given")
+    asked.add_argument("--epochs", type=int, help="another length, to rehearse")
+    asked.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
     options = asked.parse_args()
-    recipe, data = replace(eb.experiments.digits(), members=5), eb.data.load_digits()
+    name = "digits" if options.cifar10 is None else "cifar10"
+    recipe = replace(eb.experiments.RECIPES[name]("default", "published"), members=5)
+    if options.epochs is not None:
+        fit = replace(
+            recipe.kl_fit, epochs=options.epochs, batch_size=options.limit or recipe.kl_fit.batch_size
+        )
+        recipe = replace(recipe, kl_fit=fit)
+    data = eb.data.load_digits() if options.cifar10 is None else eb.data.open_splits(options.cifar10)
+    data = eb.experiments.limit_images(data, options.limit)
+    members = None if options.cifar10 is None else members_of(None, recipe)
     rows, distribution = [], []
     for seed in options.seeds:
         result = eb.experiments.run_study(
-            experiment(recipe, seed),
+            experiment(recipe, seed, members is None),
             recipe,
             data,
             options.out / f"seed-{seed}",
+            members,
             seed=seed,
             final=True,
             quiet=True,
         )
         print(result.scores["test"].table(), flush=True)
         rows += [
-            provenance("digits", "DE" if row.method == "DE" else row.model, row.members, seed)
+            provenance(name, "DE" if row.method == "DE" else row.model, row.members, seed)
             | {key: getattr(row, key) for key in ("model", "macs_ratio", "acc", "nll")}
             for row in result.scores["test"].rows
         ]
-        for row in compare(result.run, recipe, data, seed):
+        for row in compare(result.run, recipe, result.run.data, seed):
             method = str(row["model"]).removesuffix(", its entropy")
-            distribution.append(
-                provenance("digits", "DE" if method == "five members" else method, 5, seed) | row
-            )
+            distribution.append(provenance(name, "DE" if method == "five members" else method, 5, seed) | row)
     for row in distribution:
         print(*(f"{value:.3f}" if isinstance(value, float) else value for value in row.values()), sep="  ")
-    document = {"command": COMMAND, "samples": SAMPLES, "rows": rows, "distribution": distribution}
+    cifar10 = options.cifar10 is not None
+    command = f"{COMMAND}{' --cifar10 cifar10' if cifar10 else ''}"
+    document = {"command": command, "samples": SAMPLES, "rows": rows, "distribution": distribution}
     text = json.dumps(document, indent=1, ensure_ascii=False)
-    (RESULTS / "member_distribution.json").write_text(text + "\n", encoding="utf-8")
+    file = f"member_distribution{'-cifar10' if cifar10 else ''}.json"
+    if options.limit is None and options.epochs is None:
+        (RESULTS / file).write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
