@@ -167,7 +167,8 @@ def main() -> None:
         method, teachers = (infos[name].method, 3) if name in infos else ("DE", int(name.removeprefix("DE-")))
         trained = provenance("digits", method, teachers, options.seeds)
         rows.append({"model": name, **trained, "nll": losses.mean().item()})
-    text = json.dumps({"seeds": options.seeds, "rows": rows}, indent=1, ensure_ascii=False)
+    document = {"command": "python studies/choose_headline.py OUT", "seeds": options.seeds, "rows": rows}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
     (RESULTS / "headline-choice.json").write_text(text + "\n", encoding="utf-8")
 
 

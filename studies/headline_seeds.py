@@ -63,7 +63,8 @@ def main() -> None:
         error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else float("nan")
         by_seed = "  ".join(f"{difference:+.4f} ± {error:.4f}" for difference, error in differences)
         print(f"below {name:<32} {mean(means):+.4f} ± {error:.4f} over seeds:  {by_seed}")
-    OUT.write_text(json.dumps({"rows": rows, "below": paired}, indent=1, ensure_ascii=False) + "\n")
+    document = {"command": "python studies/headline_seeds.py OUT", "rows": rows, "below": paired}
+    OUT.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -211,10 +211,10 @@ def _saved_sets(path: Path, decode: Decode) -> dict[str, ImagePart]:
     import datasets
 
     try:
-        found = datasets.load_from_disk(str(path))
+        saved = datasets.load_from_disk(str(path))
     except Exception as error:  # of many kinds
         raise ValueError(f"{path} cannot be opened by datasets ({one_line(error)}); save it again") from error
-    sets = dict(found) if isinstance(found, datasets.DatasetDict) else {"all": found}
+    sets = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"all": saved}
     parts = {}
     for name, rows in sets.items():
         image, label, _ = columns_of(rows.features.arrow_schema, path)
@@ -276,19 +276,19 @@ def _check_labels(labels: Sequence[int], classes: int) -> None:
         )
 
 
-def _numbers_in(own: Sequence[str], names: Sequence[str]) -> list[int]:
+def _numbers_in(classes: Sequence[str], names: Sequence[str]) -> list[int]:
     """The number of each of the data's classes among the model's, by its name alone."""
-    theirs, ours = [_plain(name) for name in names], [_plain(name) for name in own]
+    theirs, ours = [_plain(name) for name in names], [_plain(name) for name in classes]
     if ours == theirs:
         return list(range(len(ours)))
     counts = Counter(theirs), Counter(ours)
     numbers = {plain: number for number, plain in enumerate(theirs)}
-    for name, plain in zip(own, ours, strict=True):
+    for name, plain in zip(classes, ours, strict=True):
         if any(count[plain] != 1 for count in counts):
             trouble = "is none" if plain not in numbers else "is the name of several"
             raise ValueError(
-                f"the data has {len(own)} classes ({_first(own)}), of which {name!r} {trouble} of the "
-                f"model's {len(names)} ({_first(names)}); call the data's classes as the model does"
+                f"the data has {len(classes)} classes ({_first(classes)}), of which {name!r} {trouble} of "
+                f"the model's {len(names)} ({_first(names)}); call the data's classes as the model does"
             )
     return [numbers[plain] for plain in ours]
 

@@ -205,9 +205,14 @@ class FastEnsemble(AbstractFastEnsemble):
     ) -> Fidelity:
         """How near this comes to the real ensemble of `members` on test images, what it costs, and a verdict.
 
-        Labels are not needed; with them the verdict is by NLL. Printed, it is a few lines of text. Members
-        and `preprocess` are those that `compress` had; data is brought to where they are. `control`, a model
-        that `compress` made of the first member and a copy of it, tells what of the gain is the ensemble's.
+        Printed, it is a few lines of text. Data is brought to where the model is.
+
+        Args:
+            test: Test images. Labels are not needed; with them the verdict is by NLL.
+            members: The members that `compress` had, in their order.
+            preprocess: As `compress` had it.
+            control: A model that `compress` made of the first member and a copy of it, which tells how much
+                of the gain is due to the ensemble.
         """
         from ensbridge.evaluation.fidelity import measure_fidelity
 
@@ -228,16 +233,24 @@ class FastEnsemble(AbstractFastEnsemble):
     ) -> None:
         """Write the model into a folder that `ensbridge.load` reads; a model there is replaced as a whole.
 
-        `model.safetensors` holds weights and buffers, `config.json` what they belong to, `README.md` is a
-        model card: it has the cost for an image of `image_shape`, such as (3, 32, 32), and the figures of
-        `scores`: what `fidelity` or `evaluate` returned, or the mapping of a `scores.json`. Shape and
-        `class_names` are the model's own unless given. A source of a class that is not ensbridge's can be
-        loaded without being passed again if `build="package.models:make_net"` names the class or function
-        that, with `arguments` in JSON's types, builds it. For the card, `license` is an identifier such as
-        "apache-2.0", `base_models` are the members' names on the Hugging Face hub, and `dataset` names what
-        the scores are of. A `model.onnx` or `model.pt2` of the model that is
-        replaced is removed. While one process saves into a folder, another is refused; an empty `.lock` that
-        this takes stays behind, and is no part of the model.
+        `model.safetensors` holds weights and buffers, `config.json` what they belong to, and `README.md` is
+        a model card. A `model.onnx` or `model.pt2` of the model that is replaced is removed. While one
+        process saves into a folder, another is refused; an empty `.lock` that this takes stays behind, and
+        is no part of the model.
+
+        Args:
+            folder: Where to save.
+            build: The class or function that builds the source, as "package.models:make_net". With it a
+                source that is not ensbridge's own can be loaded without being passed again.
+            arguments: What `build` is called with, in JSON's types.
+            image_shape: The shape of one image, such as (3, 32, 32), for the cost on the card; by default
+                the model's.
+            class_names: By default the model's.
+            scores: Figures for the card: what `fidelity` or `evaluate` returned, or the mapping of a
+                `scores.json`.
+            license: An identifier for the card, such as "apache-2.0".
+            base_models: The members' names on the Hugging Face hub, for the card.
+            dataset: What the scores are of, for the card.
 
         >>> import tempfile
         >>> from ensbridge.bridge import Bridge

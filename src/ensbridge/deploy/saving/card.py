@@ -146,21 +146,21 @@ def _measured(fast: FastEnsemble, scores: Scores | Fidelity | None) -> str:
 
 def _which(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     """Name the row that is this model as far as its anatomy tells; figures of another would mislead."""
-    found = rows_of(fast, rows)
-    if not found:
+    matching = rows_of(fast, rows)
+    if not matching:
         return (
             "No row has this model's size, bridges, steps and members: its own figures are not among these."
         )
-    names = " or ".join(_text(row.model) for row in found)
-    fitted = " or ".join(f"{row.temperature:.3f}" for row in found if row.temperature is not None)
+    names = " or ".join(_text(row.model) for row in matching)
+    fitted = " or ".join(f"{row.temperature:.3f}" for row in matching if row.temperature is not None)
     words = f" Calibrated (cNLL), its logits are divided by {fitted}, fitted on validation." if fitted else ""
     return f"By its size, bridges, steps and members this model is the row {names}.{words}"
 
 
 def rows_of(fast: FastEnsemble, rows: Sequence[Row]) -> list[Row]:
     """The rows that have a model's size, bridges, steps and members."""
-    own = (count_params(fast), len(fast.bridges), _steps(fast), fast.members)
-    return [row for row in rows if (row.params, row.bridges, row.steps, row.members) == own]
+    identity = (count_params(fast), len(fast.bridges), _steps(fast), fast.members)
+    return [row for row in rows if (row.params, row.bridges, row.steps, row.members) == identity]
 
 
 def evaluation_results(
@@ -171,8 +171,8 @@ def evaluation_results(
         row = scores.row
         return [] if row is None else results_of(row, dataset, "test")
     if isinstance(scores, Scores):
-        own = rows_of(fast, scores.rows)
-        return results_of(own[0], dataset or scores.dataset, "test") if len(own) == 1 else []
+        matching = rows_of(fast, scores.rows)
+        return results_of(matching[0], dataset or scores.dataset, "test") if len(matching) == 1 else []
     chosen = [choice for choice in fast.choices if choice.chosen]
     return (
         [Result(dataset or "validation images", "validation", "nll", "NLL", chosen[0].nll)] if chosen else []
@@ -183,8 +183,8 @@ def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     """Name the controls of as many bridges; fewer would leave to the ensemble what another bridge gives."""
     if not fast.bridges:
         return "It has no bridge, and so no control."
-    own = [row for row in rows if row.control and row.bridges == len(fast.bridges)]
-    names = [_text(row.model) for row in own]
+    controls = [row for row in rows if row.control and row.bridges == len(fast.bridges)]
+    names = [_text(row.model) for row in controls]
     if not names:
         of = "" if len(fast.bridges) == 1 else f" of {len(fast.bridges)} bridges"
         return f"No control{of} was measured: how much of the gain is due to the ensemble is not known."
