@@ -3,8 +3,8 @@
     python studies/headline_seeds.py OUT [--seeds 20 21 22 23 24]
 
 Every model has as many passes. The headline has `compress`'s own settings; distillation and a bridge beside
-the frozen source each have the best of 48 settings by cross-validation (`choose_headline.py`), and the best of
-the pair's 48 stands beside them. Differences are of the NLL, image by image on the test images, with their
+the frozen source each have the best of 48 settings by cross-validation (`choose_headline.py`), and the best
+of the pair's 48 stands beside them. Differences are of the NLL, image by image on the test images, with their
 standard errors; the mean's is over seeds. Writes results/headline.json.
 """
 
@@ -25,9 +25,9 @@ RESULTS = Path(__file__).parent.parent / "results"
 OUT, CHOICE = RESULTS / "headline.json", RESULTS / "headline-choice.json"
 HEADLINE, CONTROL = "+1 DBN (distilled source)", "control (distilled source)"
 BEST = {
-    "ED": "ED at its best",
-    "frozen": "frozen source + bridge at its best",
-    "pair": "the pair at its best",
+    "ED": "ED, best of 48",
+    "frozen": "frozen source + bridge, best of 48",
+    "pair": "distilled source + bridge, best of 48",
 }
 OTHERS = ("ED", "ED (τ = 1)", "DE-3", CONTROL, *BEST.values())
 
@@ -50,12 +50,13 @@ def experiment(recipe: eb.experiments.Recipe, seed: int) -> Experiment:
     students = eb.experiments.student_specs(recipe, seed, recipe.target, "")
     job = Job("baselines", "baselines", {"ed": students["ed"]}, needs)
     model = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", recipe.target), job.folder, "ed")
-    jobs, models = [*whole.jobs, job], [*whole.models, model]
+    jobs, models = {job.folder: job for job in (*whole.jobs, job)}, [*whole.models, model]
     for method, setting in best_settings().items():
         job, model = one_variant(recipe, seed, setting)
-        jobs.append(replace(job, folder=f"best-{method}", group="best"))
+        beside = jobs.get(job.folder, job)  # two of them may be trained side by side
+        jobs[job.folder] = replace(job, methods={**beside.methods, **job.methods})
         models.append(replace(model, name=BEST[method]))
-    return replace(whole, jobs=tuple(jobs), models=tuple(models))
+    return replace(whole, jobs=tuple(jobs.values()), models=tuple(models))
 
 
 def main() -> None:
