@@ -16,7 +16,9 @@ import copy
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import nn
 
@@ -59,6 +61,11 @@ def student(run: Run, recipe: Recipe, ensemble: eb.Ensemble, start: str) -> nn.M
     return net.requires_grad_()
 
 
+def member_folders(recipe: Recipe) -> tuple[str, ...]:
+    """What every variant builds on."""
+    return eb.experiments.member_folders(recipe, 3)
+
+
 def spec(recipe: Recipe, seed: int, mixup: float, start: str, rate: float, decay: float) -> MethodSpec:
     """A distillation of the source with bridges at every temperature beside it."""
     fit = eb.experiments.seeded(recipe.kl_fit, seed, "bridge")
@@ -68,7 +75,7 @@ def spec(recipe: Recipe, seed: int, mixup: float, start: str, rate: float, decay
     def make(run: Run) -> JointDistillation:
         ensemble = eb.experiments.trained_ensemble(run, recipe, 3)
         bridges = {
-            f"T{base:g}".replace(".", "_"): Bridge(
+            slug(f"T{base:g}"): Bridge(
                 run.build(lambda: recipe.score("none"), "score"),  # type: ignore[arg-type]
                 replace(recipe.bridge, temperature=eb.TemperatureLaw(base=base)),
                 (0.0, 1.0),
@@ -82,9 +89,17 @@ def spec(recipe: Recipe, seed: int, mixup: float, start: str, rate: float, decay
     return MethodSpec("distilled source", make, fit, {"source": sgd, "bridges": fit})
 
 
-def students(recipe: Recipe, seed: int, mixup: float) -> tuple[Job, list[TableModel]]:
+class Variants(NamedTuple):
+    """Settings of one method that are trained side by side."""
+
+    job: Job
+    models: list[TableModel]
+    keys: dict[str, str]  # of the job's methods, by the models' names
+
+
+def students(recipe: Recipe, seed: int, mixup: float) -> Variants:
     """Distillation at other τ, with every start, rate and weight decay of the pair's source, and its EMA."""
-    folder, specs, rows = slug(f"students {mixup:g}"), {}, []
+    folder, specs, models, keys = slug(f"students {mixup:g}"), {}, [], {}
     base = replace(eb.experiments.seeded(recipe.kl_fit, seed, "bridge"), augment=inputs(mixup))
     for tau, (variant, (start, rate, decay)) in itertools.product(TAUS, STARTS.items()):
 
@@ -93,63 +108,71 @@ def students(recipe: Recipe, seed: int, mixup: float) -> tuple[Job, list[TableMo
             ema = EmaRule(recipe.bridge.ema)
             return EnsembleDistillation(ensemble, student(run, recipe, ensemble, start), tau=tau, ema=ema)
 
-        name = f"{variant} τ{tau:g}"
+        name, key = f"ED {variant} α {mixup:g} τ{tau:g}", slug(f"{variant} τ{tau:g}")
         fit = replace(base, optimizer="sgd", lr=rate, weight_decay=decay)
-        specs[slug(name)] = MethodSpec("ED", make, fit)
-        row = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", 3, tau=tau), folder, slug(name))
-        rows.append(replace(row, name=f"ED {variant} α {mixup:g} τ{tau:g}"))
-    return Job(folder, "students", specs, eb.experiments.member_folders(recipe, 3)), rows
+        specs[key], keys[name] = MethodSpec("ED", make, fit), key
+        model = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", 3, tau=tau), folder, key)
+        models.append(replace(model, name=name))
+    return Variants(Job(folder, "students", specs, member_folders(recipe)), models, keys)
 
 
-def frozen(recipe: Recipe, seed: int, mixup: float) -> tuple[Job, list[TableModel]]:
+def frozen(recipe: Recipe, seed: int, mixup: float) -> Variants:
     """Bridges beside the first member as it is, at every temperature and rate."""
-    folder, specs, rows = slug(f"frozen {mixup:g}"), {}, []
+    folder, specs, models, keys = slug(f"frozen {mixup:g}"), {}, [], {}
     for base, rate in FROZEN:
         fit = replace(recipe.kl_fit, lr=rate, augment=inputs(mixup))
         changed = replace(recipe, kl_temperature=base, kl_fit=fit)
-        ((_, spec),) = eb.experiments.bridge_specs(changed, seed, [(0, 1, 2)], 3, None, "kl").items()
-        name = slug(f"T{base:g} {rate:g}")
-        specs[name] = spec
-        row = eb.experiments.bridge_model(eb.experiments.one_step(changed, "kl"), folder, [name])
-        rows.append(replace(row, name=f"frozen {rate:g} α {mixup:g} T{base:g}"))
-    return Job(folder, "frozen", specs, eb.experiments.member_folders(recipe, 3)), rows
+        name, key = f"frozen {rate:g} α {mixup:g} T{base:g}", slug(f"T{base:g} {rate:g}")
+        ((_, specs[key]),) = eb.experiments.bridge_specs(changed, seed, [(0, 1, 2)], 3, None, "kl").items()
+        model = eb.experiments.bridge_model(eb.experiments.one_step(changed, "kl"), folder, [key])
+        models.append(replace(model, name=name))
+        keys[name] = key
+    return Variants(Job(folder, "frozen", specs, member_folders(recipe)), models, keys)
 
 
-def models(folder: str, variant: str, mixup: float) -> list[TableModel]:
-    """The distilled source alone, and with each of its bridges."""
-    name = slug(variant)
+def distilled(recipe: Recipe, seed: int, mixup: float) -> Variants:
+    """A distilled source alone, and with a bridge at each of the temperatures."""
+    folder, specs, models, keys = slug(f"distilled {mixup:g}"), {}, [], {}
 
-    def build(bridges: tuple[str, ...], run: Run) -> eb.FastEnsemble:
-        method = run.methods(folder)[name]
+    def build(run: Run, key: str, bridges: tuple[str, ...]) -> eb.FastEnsemble:
+        method = run.methods(folder)[key]
         assert isinstance(method, JointDistillation)
         return method.with_bridges(*bridges) if bridges else eb.FastEnsemble(method.source)
 
-    info = eb.evaluation.ModelInfo("DBN", 3, 1, 1, "kl", 2.0)
-    kinds = {"alone": (), **{f"T{base:g}": (f"T{base:g}".replace(".", "_"),) for base in TEMPERATURES}}
-    return [
-        TableModel(
-            info,
-            (folder,),
-            lambda run, bridges=bridges: build(bridges, run),
-            name=f"{variant} α {mixup:g} {kind}",
-        )
-        for kind, bridges in kinds.items()
-    ]
+    kinds = {"alone": (), **{f"T{base:g}": (slug(f"T{base:g}"),) for base in TEMPERATURES}}
+    for variant, start in STARTS.items():
+        key = slug(variant)
+        specs[key] = spec(recipe, seed, mixup, *start)
+        for kind, bridges in kinds.items():
+            info = eb.evaluation.ModelInfo("ED", 3, tau=1.0)
+            if bridges:
+                info = eb.evaluation.ModelInfo("DBN", 3, 1, 1, "kl", 2.0, source="distilled")
+            name = f"{variant} α {mixup:g} {kind}"
+            made = partial(build, key=key, bridges=bridges)
+            models.append(TableModel(info, (folder,), made, name=name))
+            keys[name] = key
+    return Variants(Job(folder, "distilled", specs, member_folders(recipe)), models, keys)
+
+
+def every_variant(recipe: Recipe, seed: int) -> list[Variants]:
+    """Every setting of the three methods."""
+    return [make(recipe, seed, mixup) for make in (distilled, students, frozen) for mixup in MIXUPS]
+
+
+def one_variant(recipe: Recipe, seed: int, name: str) -> tuple[Job, TableModel]:
+    """One setting by its model's name, trained alone."""
+    (variants,) = [variants for variants in every_variant(recipe, seed) if name in variants.keys]
+    key, job = variants.keys[name], variants.job
+    (model,) = [model for model in variants.models if model.name == name]
+    return replace(job, methods={key: job.methods[key]}), model
 
 
 def experiment(seed: int) -> Experiment:
     """Members, and every setting of the three methods."""
-    whole = eb.experiments.experiment_of(RECIPE, seed)
-    jobs, rows = list(whole.only(["members"]).jobs), []
-    for mixup in MIXUPS:
-        folder = slug(f"distilled {mixup:g}")
-        specs = {slug(name): spec(RECIPE, seed, mixup, *start) for name, start in STARTS.items()}
-        jobs.append(Job(folder, "distilled", specs, eb.experiments.member_folders(RECIPE, 3)))
-        rows += [model for name in STARTS for model in models(folder, name, mixup)]
-    for job, models_of_job in (make(RECIPE, seed, mixup) for make in (students, frozen) for mixup in MIXUPS):
-        jobs.append(job)
-        rows += models_of_job
-    return Experiment(tuple(jobs), tuple(rows), {})
+    variants = every_variant(RECIPE, seed)
+    members = eb.experiments.experiment_of(RECIPE, seed).only(["members"]).jobs
+    jobs = (*members, *(each.job for each in variants))
+    return Experiment(jobs, tuple(model for each in variants for model in each.models), {})
 
 
 def main() -> None:
@@ -162,12 +185,13 @@ def main() -> None:
     for name in nlls:
         print(line(name, {key: nlls[key] for key in ("DE-1", "DE-3", name)}), flush=True)
     infos = {model.name: model.info for model in experiment(0).models}
+    infos |= {f"DE-{size}": eb.evaluation.ModelInfo("DE", size) for size in range(1, RECIPE.members + 1)}
     rows = []
     for name, losses in nlls.items():
-        method, teachers = (infos[name].method, 3) if name in infos else ("DE", int(name.removeprefix("DE-")))
-        trained = provenance("digits", method, teachers, options.seeds)
-        rows.append({"model": name, **trained, "nll": losses.mean().item()})
-    text = json.dumps({"seeds": options.seeds, "rows": rows}, indent=1, ensure_ascii=False)
+        trained = provenance("digits", infos[name].method, infos[name].members, options.seeds)
+        rows.append({"model": name, **trained, "source": infos[name].source, "nll": losses.mean().item()})
+    document = {"command": "python studies/choose_headline.py OUT", "seeds": options.seeds, "rows": rows}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
     (RESULTS / "headline-choice.json").write_text(text + "\n", encoding="utf-8")
 
 

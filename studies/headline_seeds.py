@@ -2,7 +2,9 @@
 
     python studies/headline_seeds.py OUT [--seeds 20 21 22 23 24]
 
-Every model has as many passes. Differences are of the NLL, image by image on the test images, with their
+Every model has as many passes. The headline has `compress`'s own settings; distillation and a bridge beside
+the frozen source each have the best of 48 settings by cross-validation (`choose_headline.py`), and the best
+of the pair's 48 stands beside them. Differences are of the NLL, image by image on the test images, with their
 standard errors; the mean's is over seeds. Writes results/headline.json.
 """
 
@@ -15,22 +17,46 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import ensbridge as eb
+from choose_headline import one_variant
 from ensbridge.experiments import Experiment, Job
 from provenance import provenance
 
-OUT = Path(__file__).parent.parent / "results" / "headline.json"
+RESULTS = Path(__file__).parent.parent / "results"
+OUT, CHOICE = RESULTS / "headline.json", RESULTS / "headline-choice.json"
 HEADLINE, CONTROL = "+1 DBN (distilled source)", "control (distilled source)"
-OTHERS = ("ED", "ED (τ = 1)", "DE-3", CONTROL)
+BEST = {
+    "ED": "ED, best of 48",
+    "frozen": "frozen source + bridge, best of 48",
+    "pair": "distilled source + bridge, best of 48",
+}
+OTHERS = ("ED", "ED (τ = 1)", "DE-3", CONTROL, *BEST.values())
+
+
+def best_settings() -> dict[str, str]:
+    """The setting of each method that cross-validation preferred, by its name there."""
+    rows = json.loads(CHOICE.read_text(encoding="utf-8"))["rows"]
+    methods = {
+        "ED": [row for row in rows if row["method"] == "ED"],
+        "frozen": [row for row in rows if row["method"] == "DBN" and row["source"] == "member"],
+        "pair": [row for row in rows if row["method"] == "DBN" and row["source"] == "distilled"],
+    }
+    return {method: min(rows, key=lambda row: row["nll"])["model"] for method, rows in methods.items()}
 
 
 def experiment(recipe: eb.experiments.Recipe, seed: int) -> Experiment:
-    """Members, the headline with its control, and the recipe's own distillation."""
+    """Members, the headline with its control, the recipe's own distillation, and each method's best."""
     whole = eb.experiments.experiment_of(recipe, seed).only(["members", "headline"])
     needs = eb.experiments.member_folders(recipe, recipe.target)
     students = eb.experiments.student_specs(recipe, seed, recipe.target, "")
     job = Job("baselines", "baselines", {"ed": students["ed"]}, needs)
     model = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", recipe.target), job.folder, "ed")
-    return replace(whole, jobs=(*whole.jobs, job), models=(*whole.models, model))
+    jobs, models = {job.folder: job for job in (*whole.jobs, job)}, [*whole.models, model]
+    for method, setting in best_settings().items():
+        job, model = one_variant(recipe, seed, setting)
+        beside = jobs.get(job.folder, job)  # two of them may be trained side by side
+        jobs[job.folder] = replace(job, methods={**beside.methods, **job.methods})
+        models.append(replace(model, name=BEST[method]))
+    return replace(whole, jobs=tuple(jobs.values()), models=tuple(models))
 
 
 def main() -> None:
@@ -63,7 +89,8 @@ def main() -> None:
         error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else float("nan")
         by_seed = "  ".join(f"{difference:+.4f} ± {error:.4f}" for difference, error in differences)
         print(f"below {name:<32} {mean(means):+.4f} ± {error:.4f} over seeds:  {by_seed}")
-    OUT.write_text(json.dumps({"rows": rows, "below": paired}, indent=1, ensure_ascii=False) + "\n")
+    document = {"command": "python studies/headline_seeds.py OUT", "rows": rows, "below": paired}
+    OUT.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,8 @@ def main() -> None:
             error = eb.metrics.standard_error(change)
             levers.append({"lever": lever, "nll_change": change.mean().item(), "se": error})
     path = Path(__file__).parent.parent / "results" / "cifar10" / "levers.json"
-    path.write_text(json.dumps({"rows": rows, "levers": levers}, indent=1, ensure_ascii=False) + "\n")
+    document = {"command": "python studies/make_levers.py OUT DATA", "rows": rows, "levers": levers}
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

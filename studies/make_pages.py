@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
@@ -39,6 +40,12 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
+@cache
+def measured(name: str) -> list[Row]:
+    """The rows of a file of scores in results/cifar10."""
+    return [asdict(row) for row in eb.evaluation.read_scores(RESULTS / "cifar10" / name).rows]
+
+
 def named(rows: Iterable[Row], model: str) -> Row:
     """The one row of a model."""
     (row,) = [row for row in rows if row["model"] == model]
@@ -60,9 +67,9 @@ def with_error(value: float | None, error: float | None, digits: int = 4) -> str
 
 def score(row: Row, name: str, per_seed: Sequence[str] = (), bold: Sequence[str] = ()) -> str:
     """A score of the summary: mean, its spread over seeds and, where asked, every seed's."""
-    values, digits, member = row[name], DIGITS[name], row["model"].startswith("DE-")
+    values, digits, member = row[name], DIGITS[name], row["method"] == "DE"
     if name == "dee" and member:
-        return row["model"].removeprefix("DE-")
+        return str(row["members"])
     if name == "dee" and all(row["beyond the largest ensemble"]):
         text = "> 5"
     else:
@@ -87,8 +94,8 @@ def plain(row: Row, *names: str, digits: dict[str, int] = DIGITS, most: int = 3)
     texts = []
     for name in names:
         text = f"{row[name]:.{digits[name]}f}" if name != "dee" else ""
-        if name == "dee" and row["model"].startswith("DE-"):
-            text = row["model"].removeprefix("DE-")
+        if name == "dee" and row["method"] == "DE":
+            text = str(row["members"])
         elif name == "dee":
             text = f"> {most}" if isinstance(row["dee"], str) else f"{row['dee']:.2f}"
         texts.append(text)
@@ -96,20 +103,13 @@ def plain(row: Row, *names: str, digits: dict[str, int] = DIGITS, most: int = 3)
 
 
 def gain(row: Row) -> str:
-    """By how much a bridge's NLL is below its control's; earlier files have it under another name."""
-    old = row.get("owed"), row.get("owed_error")
-    return with_error(
-        *(
-            old
-            if old[0] is not None
-            else (row.get("nll_gain_over_control"), row.get("nll_gain_over_control_se"))
-        )
-    )
+    """By how much a bridge's NLL is below its control's."""
+    return with_error(row["nll_gain_over_control"], row["nll_gain_over_control_se"])
 
 
 def second_set(model: str) -> str:
     """Scores on the second set of members, on test and on validation images."""
-    test, held = (named(read(f"cifar10/job-{part}.json")["rows"], model) for part in ("test", "validation"))
+    test, held = (named(measured(f"job-{part}.json"), model) for part in ("test", "validation"))
     both = " / ".join(plain(held, "acc", "nll"))
     return cells(
         f"{test['macs_ratio']:.3f}",
@@ -122,13 +122,13 @@ def second_set(model: str) -> str:
 
 def switch(model: str, cutmix: int = 0) -> str:
     """Scores of an ablation."""
-    row = named(read(f"cifar10/switches-mixup0.4-cutmix{cutmix}-validation.json")["rows"], model)
+    row = named(measured(f"switches-mixup0.4-cutmix{cutmix}-validation.json"), model)
     return cells(*plain(row, "acc", "nll", "ece", "dee"))
 
 
 def switches_of_members() -> str:
     """The same of DE-1, DE-2 and DE-3."""
-    rows = read("cifar10/switches-mixup0.4-cutmix0-validation.json")["rows"][:3]
+    rows = measured("switches-mixup0.4-cutmix0-validation.json")[:3]
     return cells(
         *(
             " / ".join(column)
@@ -150,7 +150,7 @@ def corrupted(model: str, paper: str = "") -> str:
 
 def run(file: str, model: str) -> str:
     """Everything that one run measured of a model."""
-    row = named(read(f"cifar10/{file}-test.json")["rows"], model)
+    row = named(measured(f"{file}-test.json"), model)
     digits = DIGITS | {"ece": 4}
     costs = f"{row['macs_ratio']:.3f}", f"{row['params_ratio']:.3f}"
     scores = plain(row, "acc", "nll", "brier", "ece", "cnll", "dee", digits=digits, most=5)
@@ -165,7 +165,7 @@ def hundred(model: str) -> str:
     document = read("cifar100.json")
     row, held = named(document["rows"], model), named(document["validation"], model)
     paper = [theirs for theirs in document["paper"] if theirs["model"] == model]
-    single = {name: row[name]["mean"] for name in DIGITS} | {"model": model}
+    single = row | {name: row[name]["mean"] for name in DIGITS}
     single["dee"] = ">3" if row["beyond the largest ensemble"] == [True] else single["dee"]
     ((better, error),) = row["below its control's NLL"]
     return cells(

@@ -28,6 +28,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 TEN, HUNDRED = RESULTS / "cifar10", RESULTS / "cifar100"
 MAIN = {"cifar10": "+1 DBN (KL, T = 4)", "cifar100": "+1 DBN (KL, T = 3)"}  # by their NLL on validation
 SCORES = ("acc", "nll", "brier", "ece", "cnll", "dee", "gap")
+IDENTITY = ("method", "members", "bridges", "steps", "loss", "source_temperature", "control")
 PAPER_DE = (0.3382, 0.2489, 0.2252, 0.2252 - (0.2252 - 0.2247) / 0.031)  # NLL of DE-1 … DE-4
 CONFIDENCE = (0.0, 0.5, 0.9, 0.99, 1.0)
 PARTS = ("test", "validation")
@@ -49,7 +50,8 @@ def rows(summary: Summary) -> list[dict[str, Any]]:
         beyond = [isinstance(row.dee, str) for row in group.rows]
         teachers = 1 if first.control else first.members
         trained = provenance(summary.dataset.split()[0], first.method, teachers, list(group.seeds))
-        lines.append({"model": group.model, **trained, **costs, **scores})
+        identity = {name: getattr(first, name) for name in IDENTITY}
+        lines.append({"model": group.model, **trained, **identity, **costs, **scores})
         lines[-1] |= {"beyond the largest ensemble": beyond, "below its control's NLL": gains}
     return lines
 
@@ -80,7 +82,7 @@ def read_seed(path: Path) -> Scores:
         known = {row.model: row for row in first.rows}
         corrupted = {row.model for row in first.corrupted}
         later = read_scores(more)
-        measured = [row for row in later.rows if not row.model.startswith("centre")]
+        measured = [row for row in later.rows if row.method != "other"]
         for row in measured:  # of the same members, on whatever machine
             assert row.model not in known or abs(row.nll - known[row.model].nll) < 1e-4, (more, row.model)
         first = replace(

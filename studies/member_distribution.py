@@ -32,6 +32,7 @@ from ensbridge.methods import AbstractMethod, BridgeConfig, DiffusionBridge
 from provenance import provenance
 
 RESULTS = Path(__file__).parent.parent / "results"
+COMMAND = "python studies/member_distribution.py OUT"
 SAMPLES = 16
 OOD, OTHERS = ("uniform", "textures"), 500
 
@@ -204,10 +205,11 @@ def main() -> None:
             distribution.append(provenance(name, "DE" if method == "five members" else method, 5, seed) | row)
     for row in distribution:
         print(*(f"{value:.3f}" if isinstance(value, float) else value for value in row.values()), sep="  ")
-    text = json.dumps(
-        {"samples": SAMPLES, "rows": rows, "distribution": distribution}, indent=1, ensure_ascii=False
-    )
-    file = f"member_distribution{'' if options.cifar10 is None else '-cifar10'}.json"
+    cifar10 = options.cifar10 is not None
+    command = f"{COMMAND}{' --cifar10 cifar10' if cifar10 else ''}"
+    document = {"command": command, "samples": SAMPLES, "rows": rows, "distribution": distribution}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    file = f"member_distribution{'-cifar10' if cifar10 else ''}.json"
     if options.limit is None and options.epochs is None:
         (RESULTS / file).write_text(text + "\n", encoding="utf-8")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,12 +16,15 @@ from torch import Tensor, nn
 
 import _tiny
 import ensbridge as eb
+from ensbridge import cli
 from ensbridge.data.augment import Augment, augment_inputs
 from ensbridge.data.loader import collect
+from ensbridge.deploy.benchmark.runtimes import ready
 from ensbridge.metrics.cost import count_macs
 from ensbridge.models.feature_choice import list_features
 from ensbridge.models.features import read_logits
 from ensbridge.models.libraries import import_library
+from ensbridge.utils.input_specs import made_up_inputs, specs_of
 from ensbridge.utils.inputs import Inputs, call_network, map_inputs, tensors_of
 
 CLASSES, VOCABULARY, LENGTH = 3, 20, 6
@@ -131,6 +135,65 @@ def test_a_model_is_the_same_after_saving(kind: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = call_network(fast, KINDS[kind][0])
         assert call_network(eb.load(tmp_path, source=KINDS[kind][2]()), KINDS[kind][0]).equal(expected)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "rows"])
+def test_a_saved_model_tells_what_it_is_called_with(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that the commands need no Python and no data."""
+    fast, _ = compressed(kind)
+    inputs, _, build, _ = KINDS[kind]
+    name = build.__name__
+    fast.members = 1  # so that no ensembles are timed beside it
+    fast.save(tmp_path / "model", build=f"test_any_inputs:{name}", arguments={})
+    monkeypatch.setitem(sys.modules, "test_any_inputs", sys.modules[__name__])
+    loaded = eb.load(tmp_path / "model", allow=[f"test_any_inputs:{name}"])
+    assert (loaded.image_shape, loaded.input_specs) == (fast.image_shape, fast.input_specs)
+    if loaded.input_specs is None:
+        assert loaded.image_shape == (8,)
+    else:
+        assert loaded.input_specs == specs_of(inputs)
+        example = made_up_inputs(loaded.input_specs, 50)
+        for made, given in zip(tensors_of(example), tensors_of(inputs), strict=True):
+            assert (made.dtype, made.shape[1:]) == (given.dtype, given.shape[1:])
+            assert made.is_floating_point() or given.min() <= made.min() <= made.max() <= given.max()
+        with torch.no_grad():
+            assert call_network(loaded, example).isfinite().all()
+
+    def run(command: str, *options: str) -> int:
+        allow = ["--allow", f"test_any_inputs:{name}"]
+        monkeypatch.setattr(sys, "argv", ["ensbridge", command, str(tmp_path / "model"), *options, *allow])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return int(left.value.code or 0)
+
+    assert run("export", "--to", "pt2") == 0
+    graph = torch.export.load(tmp_path / "model" / "model.pt2").module()
+    with torch.no_grad():
+        assert call_network(graph, inputs).allclose(call_network(fast, inputs), atol=1e-5)
+    capsys.readouterr()
+    assert run("bench", "--runtime", "eager", "--batch", "2", "--rounds", "1", "--json", "--quiet") == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert table["problem"] is None
+    first = map_inputs(lambda tensor: tensor[:1], inputs)
+    assert [row["macs"] for row in table["rows"][:2]] == [
+        count_macs(net, first) for net in (fast.source, fast)
+    ]
+    assert run("predict", "a.png") == 2
+    assert capsys.readouterr().err.count("no images") == 1
+
+
+@pytest.mark.parametrize(("kind", "runtime"), [("tokens", "onnxruntime"), ("two images", "compiled")])
+def test_models_of_several_inputs_are_timed(kind: str, runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if runtime == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)  # which takes a minute
+    inputs, _, build, _ = KINDS[kind]
+    fast = eb.FastEnsemble(build().eval()).eval()
+    with torch.no_grad():
+        logits = call_network(fast, inputs)
+    assert ready(runtime, fast, inputs, 1, fast).call().allclose(logits, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["tokens", "two images"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -282,10 +283,77 @@ def test_a_factory_serves_auto_too() -> None:
     assert rows[0]["distilled"] != pytest.approx(rows[1]["distilled"], abs=1e-3)  # a fresh one
 
 
-def test_half_precision_is_not_distilled() -> None:
-    nets = [_tiny.member(seed).bfloat16() for seed in range(2)]
-    with pytest.raises(ValueError, match=r"torch\.bfloat16"):
-        eb.compress(nets, TRAIN.bfloat16(), budget=1.0, source="distilled", epochs=1, quiet=True)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half])
+def test_half_precision_is_not_distilled(dtype: torch.dtype, capsys: pytest.CaptureFixture[str]) -> None:
+    nets = [_tiny.member(seed).to(dtype) for seed in range(2)]
+    train, val = TRAIN.to(dtype), (VAL.images.to(dtype), VAL.labels)
+    options: dict[str, Any] = {"budget": 30.0, "epochs": 0.3, "batch_size": 16}
+    with pytest.raises(ValueError, match=rf"{dtype}.*\.float\(\).*'frozen'"):
+        eb.compress(nets, train, val, source="distilled", quiet=True, **options)
+    fast = eb.compress(nets, train, val, source="auto", **options)
+    assert [choice.name for choice in fast.choices] == ["source", "source + bridges"]
+    assert str(dtype) in capsys.readouterr().err
+    nets = [net.float() for net in nets]
+    fast = eb.compress(nets, train.float(), (val[0].float(), val[1]), quiet=True, **options)
+    assert len(fast.choices) == 4
+
+
+class Uncopied(nn.Module):
+    """A member that keeps something that cannot be copied."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.net, self.lock = _tiny.member(seed), threading.Lock()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net(images)
+
+
+def test_what_cannot_be_copied_is_not_distilled() -> None:
+    nets: list[nn.Module] = [Uncopied(0), Uncopied(1)]
+    with pytest.raises(ValueError, match=r"cannot be copied.*factory="):
+        quick(nets, source="distilled")
+    assert [choice.name for choice in quick(nets, epochs=0.3).choices] == ["source", "source + bridges"]
+
+
+# ------------------------------------------------------------------------------ no bridge fits
+
+
+class Nothing(nn.Module):
+    """A member whose modules return nothing that a bridge could read."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        with _tiny.seeded(seed):
+            self.weight = nn.Parameter(torch.randn(192, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1) @ self.weight
+
+
+WITHOUT_BRIDGES: dict[str, tuple[Any, float, str]] = {
+    "budget": (_tiny.member, 1.0001, "no bridge fits ×1.0001"),
+    "feature": (Nothing, 1.5, "no feature"),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_BRIDGES)
+def test_auto_does_without_bridges_where_none_fits(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    build, budget, words = WITHOUT_BRIDGES[kind]
+    nets = [build(seed) for seed in range(2)]
+    fast = quick(nets, budget=budget, source="auto", epochs=0.3, quiet=False)
+    assert [choice.name for choice in fast.choices] == ["source", "distilled"]
+    assert len(fast.bridges) == 0
+    assert words in capsys.readouterr().err
+    with pytest.raises(ValueError, match=words):
+        quick(nets, budget=budget, source="frozen")
+    unlabelled = quick(nets, None, budget=budget, epochs=0.3)
+    assert (unlabelled.source_distilled, len(unlabelled.bridges)) == (True, 0)
+
+
+def test_a_feature_that_is_named_must_fit() -> None:
+    with pytest.raises(ValueError, match=r"no bridge fits ×1\.0001"):
+        quick(members(), budget=1.0001, feature="stem")
 
 
 class Dropped(nn.Module):

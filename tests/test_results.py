@@ -58,6 +58,28 @@ def test_weights_are_in_half_precision(path: Path) -> None:
     assert types <= {"F16", "I64"}
 
 
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_file_of_figures_has_the_command_that_made_it(path: Path) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    parts = document.values() if path.stem == "tables" else [document]
+    assert all(part.get("command") or part.get("commands") for part in parts)
+
+
+def test_the_gains_over_the_control_of_the_table_are_those_of_the_scores() -> None:
+    document, tables = (
+        json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in ("cifar10.json", "tables.json")
+    )
+    gains = [document["better than the control"][name]["all seeds"] for name in ("KL", "KL, T = 4")]
+    gains.append(document["better than the control"]["bridge's own loss"]["all seeds"])
+    second = {row["model"]: row["below its control's NLL"] for row in document["second set of members"]}
+    expected = [f"{gain['nll']:.4f} ± {gain['error']:.4f}" for gain in gains]
+    for model, row in (("+1 DBN (KL, T = 4)", 2), ("+1 DBN", 4)):
+        ((nll, error),) = second[model]
+        expected.insert(row, f"{nll:.4f} ± {error:.4f}".replace("-", "−"))
+    rows = tables["cifar10, gain over the control"]["rows"]
+    assert [row[1] for row in rows[:5]] == expected
+
+
 def rows_of(document: object) -> list[dict[str, object]]:
     """Every row of a document that has the scores of a model."""
     if isinstance(document, list):

@@ -73,8 +73,8 @@ def test_it_is_exported(to: Literal["onnx", "pt2"], tmp_path: Path) -> None:
 def test_it_is_fused_split_timed_and_predicts() -> None:
     fast = alone(members=2)
     torch.testing.assert_close(prepare_for_inference(fast)(IMAGES), fast(IMAGES))
-    split, lanes = split_streams(prepare_for_inference(fast), IMAGES)
-    assert set(lanes.values()) == {"source", ""}
+    split, branches = split_streams(prepare_for_inference(fast), IMAGES)
+    assert set(branches.values()) == {"source", ""}
     torch.testing.assert_close(split(IMAGES)[0], fast(IMAGES))
     found = bench(fast, IMAGES[:1], runtimes=["eager"], batches=[2], threads=1, rounds=1)
     assert [row.model for row in found.tables[0].rows] == ["one member", found.fast, "DE-2"]

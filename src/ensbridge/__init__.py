@@ -5,12 +5,10 @@ Public names load on first use, so that what needs no torch, such as reports, st
 
 from __future__ import annotations
 
-import random
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ensbridge import _aliases
+from ensbridge.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ensbridge import bridge as bridge
@@ -46,57 +44,37 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _aliases.install()
 
-_MODULES = {
-    "bridge": "bridge",
-    "cost": "metrics.cost",
-    "data": "data",
-    "evaluation": "evaluation",
-    "experiments": "experiments",
-    "methods": "methods",
-    "metrics": "metrics",
-    "models": "models",
-    "nets": "models",
-    "report": "report",
-}
-_HOMES = {
-    "BatchPredictor": "deploy.predictor",
-    "capture": "deploy.cuda_graph",
-    "compress": "_compress",
-    "Ensemble": "models.ensemble",
-    "ensemble_logit": "models.ensemble",
-    "member_groups": "models.ensemble",
-    "evaluate": "evaluation.evaluate",
-    "export": "deploy.export",
-    "FastEnsemble": "models.fast_ensemble",
-    "load": "deploy.saving",
-    "push": "deploy.saving",
-    "BridgeSample": "bridge.schedule",
-    "BridgeSchedule": "bridge.schedule",
-    "TemperatureLaw": "bridge.schedule",
-    "Scores": "evaluation.scores",
-    "FitConfig": "training.config",
-    "distill_steps": "training.distill",
-    "fit": "training.fit",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        return _load(_MODULES[name])
-    if name in _HOMES:
-        value = getattr(_load(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'ensbridge' has no attribute {name!r}")
-
-
-def _load(module: str) -> ModuleType:
-    state = random.getstate()  # rich draws from it when it is imported
-    try:
-        return import_module(f"ensbridge.{module}")
-    finally:
-        random.setstate(state)
+__getattr__, _names = lazy_names(
+    __name__,
+    {
+        "_compress": "compress",
+        "bridge.schedule": "BridgeSample BridgeSchedule TemperatureLaw",
+        "deploy.cuda_graph": "capture",
+        "deploy.export": "export",
+        "deploy.predictor": "BatchPredictor",
+        "deploy.saving": "load push",
+        "evaluation.evaluate": "evaluate",
+        "evaluation.scores": "Scores",
+        "models.ensemble": "Ensemble ensemble_logit member_groups",
+        "models.fast_ensemble": "FastEnsemble",
+        "training.config": "FitConfig",
+        "training.distill": "distill_steps",
+        "training.fit": "fit",
+    },
+    {
+        "bridge": "bridge",
+        "cost": "metrics.cost",
+        "data": "data",
+        "evaluation": "evaluation",
+        "experiments": "experiments",
+        "methods": "methods",
+        "metrics": "metrics",
+        "models": "models",
+        "nets": "models",
+        "report": "report",
+    },
+)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_MODULES, *_HOMES, "__version__"])
+    return sorted([*_names(), "__version__"])

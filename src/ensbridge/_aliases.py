@@ -47,11 +47,11 @@ def upgrade_scores(document: object) -> object:
     """A decoded `scores.json` with the names of today; what is no such document stays as it is."""
     if not isinstance(document, dict):
         return document
-    found = dict(document)
+    upgraded = dict(document)
     for part in ("rows", "tradeoff", "capacity", "curves"):
-        if isinstance(found.get(part), list):
-            found[part] = [upgrade_row(row, found.get("seed")) for row in found[part]]
-    return found
+        if isinstance(upgraded.get(part), list):
+            upgraded[part] = [upgrade_row(row, upgraded.get("seed")) for row in upgraded[part]]
+    return upgraded
 
 
 def upgrade_row(document: object, seed: object = None) -> object:
@@ -66,25 +66,25 @@ def upgrade_row(document: object, seed: object = None) -> object:
     """
     if not isinstance(document, dict) or "control" in document:
         return document
-    found: dict[str, Any] = dict(document)
+    row: dict[str, Any] = dict(document)
     for old, new in (("owed", "nll_gain_over_control"), ("owed_error", "nll_gain_over_control_se")):
-        if old in found:
-            found[new] = found.pop(old)
-    method, name = found.get("method"), found.get("model")
-    found["control"] = method == "control"
-    if found["control"]:
-        found["method"] = "DBN"
+        if old in row:
+            row[new] = row.pop(old)
+    method, name = row.get("method"), row.get("model")
+    row["control"] = method == "control"
+    if row["control"]:
+        row["method"] = "DBN"
     if not isinstance(name, str):  # a curve has no more to tell
-        return found
+        return row
     if seed is not None:
-        found["seed"] = seed
+        row["seed"] = seed
     if method in ("DBN", "control"):
-        found["loss"] = "kl" if re.search(r"\(KL\b", name) else "bridge"
+        row["loss"] = "kl" if re.search(r"\(KL\b", name) else "bridge"
         if warm := re.search(r"\bT = ([0-9]{1,5}(?:\.[0-9]{1,5})?)\b(?! and)", name):
-            found["source_temperature"] = float(warm[1])
+            row["source_temperature"] = float(warm[1])
     if method == "BN" and (width := re.search(r"\b(small|medium)\b", name)):
-        found["width"] = width[1]
-    return found
+        row["width"] = width[1]
+    return row
 
 
 def find_folder(run: Path, name: str) -> Path:

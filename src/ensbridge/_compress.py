@@ -18,9 +18,17 @@ from ensbridge.data.stream import MEMORY, Stream, collect_within, load_or_stream
 from ensbridge.evaluation.choices import choose
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.models.feature_choice import choose_feature
+from ensbridge.models.feature_choice import NoBridgeFits, choose_feature
 from ensbridge.models.preprocessed import Preprocess
-from ensbridge.training.candidates import BridgePlan, CandidateTraining, Say, Source
+from ensbridge.training.candidates import (
+    DISTIL_LR,
+    DISTIL_WEIGHT_DECAY,
+    FRESH_LR,
+    BridgePlan,
+    CandidateTraining,
+    Say,
+    Source,
+)
 from ensbridge.training.compress_inputs import (
     check_numbers,
     check_source,
@@ -36,10 +44,10 @@ from ensbridge.training.config import FitConfig, Precision
 from ensbridge.training.distributed import errors_shared, join
 from ensbridge.training.output_cache import check_fixed_views
 from ensbridge.utils.devices import brought_to, device_of, random_state_kept
+from ensbridge.utils.input_specs import specs_of
+from ensbridge.utils.inputs import Inputs
 
 MINUTES = 3.0  # how long it trains unless the user says
-DISTIL_LR, FRESH_LR = 0.05, 0.1  # from the source's weights, and from new ones
-WEIGHT_DECAY = 5e-4  # of the distillation
 TRIED = 8  # images
 
 
@@ -73,41 +81,59 @@ def compress(
     cache: Path | str | None = None,
     quiet: bool = False,
 ) -> FastEnsemble:
-    """The best one network that several classifiers give for `budget` times the cost of the first of them.
+    """Compress classifiers into the best single network for `budget` times the cost of the first of them.
 
     The first network is the source; bridges beside it carry its logits to where all of them are. With
     `source="frozen"` the source is that network as it is, with "distilled" a copy of it, or a new network of
     the same architecture that `factory` builds, which is distilled towards the members' mean prediction while
     its bridges are trained. "auto" trains both side by side on the same batches, and keeps the one of them,
     of the source alone and of the distilled source alone that has the lowest NLL on labelled validation
-    images; `choices` of the result has the figures. `budget=1.0` leaves no room for bridges. Your networks
-    are never changed.
-
-    `train` is images without need of labels; `val` with labels chooses how far the source is trusted and
-    calibrates, by a temperature and, where that gains, a share of the source's logits. A DataLoader, a
-    Dataset or another iterable that can be read again is kept in memory where its size is known and fits into
-    `memory` and its images are the same at every reading; otherwise it is streamed, an epoch being one pass,
-    with whatever augmentation it has. Of `val` as much is read as fits. `cache` is a folder for the members'
-    outputs, which are read in training in place of running them; images are then seen as they are, without
-    mixup. Several processes that torchrun started train one model together, and each returns it.
-    `feature` names the source's module that bridges read; unless given, the earliest is taken whose
-    bridges keep the whole within `budget` times the source's MACs. `preprocess` has a function for each
-    member that sees images in a way of its own, None for the others. `epochs`, or `max_minutes`, 3 unless
-    given, says how long to train: a few steps are timed, and as many epochs taken as fit into the
-    minutes, which are for all that is trained. Should it be slower in the end, training is over a tenth
-    later than that, with the model as trained so far. `lr` is the bridges' rate, of Adam, `distil_lr` the
-    distillation's, of SGD: 0.05, or 0.1 with `factory`. `augment` is what may be done to an image without
-    changing its class, mixup aside. With `run_dir` the training resumes when the call is repeated, after
-    a kill or when time was up: the epochs stay those of the first call, and each call trains for its
-    minutes until they are done. It trains on a GPU where there is one, or on `device`, with bfloat16
-    where that is as good, or in the `precision` that is asked for; afterwards all networks are where they
-    were and in the mode that they were in. What is returned is in evaluation mode and has a copy of the first
-    network, so that neither is changed by what is done to the other. The global random state is left as it
-    was.
+    images; `choices` of the result has the figures. `budget=1.0` leaves no room for bridges. Where no bridge
+    fits, or the source cannot be distilled, "auto" says so and does without. Your networks are never changed.
 
     Inputs need not be images. They are a tensor, such as rows of a table (N, D), or a tuple or mapping of
     tensors, such as tokens and their mask: networks and the result are called as `net(x)`, `net(*batch)` or
-    `net(**batch)`, labels aside.
+    `net(**batch)`, labels aside. Several processes that torchrun started train one model together, and each
+    returns it.
+
+    Args:
+        members: The classifiers, the source first.
+        train: What to train on; labels are not needed. A DataLoader, a Dataset or another iterable that can
+            be read again is kept in memory where its size is known and fits into `memory` and its images are
+            the same at every reading; otherwise it is streamed, an epoch being one pass, with its
+            augmentation.
+        val: Validation data. With labels it chooses among the candidates and how far the source is trusted,
+            and calibrates the result. As much of it is read as fits into `memory`.
+        feature: The module of the source whose output bridges read. By default the earliest one whose
+            bridges keep the whole within `budget`.
+        preprocess: A function for each member that sees images in a way of its own, None for the others.
+        budget: What the result may cost, as a multiple of the source's MACs.
+        source: "auto", "frozen" or "distilled", as above.
+        factory: Builds a new network of the source's architecture, which is distilled in place of a copy.
+        bridges: How many bridges share the budget.
+        max_minutes: How long to train everything, 3 unless `epochs` is given: a few steps are timed, and as
+            many epochs taken as fit. Where it turns out slower, training ends a tenth later than that, with
+            the model as trained so far.
+        epochs: Passes over `train`, in place of `max_minutes`.
+        batch_size: Images per step, of all processes together.
+        lr: Learning rate of the bridges (Adam).
+        distil_lr: Learning rate of the distillation (SGD); by default 0.05, or 0.1 with `factory`.
+        augment: What may be done to an image without changing its class, in addition to mixup.
+        calibrate: Whether to fit a temperature and, where that gains, a multiple of the source's logits to
+            add, on labelled `val`.
+        device: Where to train; by default a GPU if there is one. Networks return to where they were.
+        precision: Of training; by default bfloat16 on a GPU where that is as good, float32 otherwise.
+        seed: Of all random draws; the global random state is left as it was.
+        run_dir: A folder for checkpoints. The same call resumes there, after a kill or when time was up: the
+            epochs stay those of the first call, and each call trains for its minutes until they are done.
+        memory: Bytes of data that are kept in memory at most.
+        cache: A folder for the members' outputs, which are then computed once and read in training; images
+            are seen as they are, without mixup.
+        quiet: Print nothing.
+
+    Returns:
+        The model, in evaluation mode. It has a copy of the first network, so that changing one leaves the
+        other as it is.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)) for _ in range(3)]
     >>> images = torch.rand(64, 1, 4, 4)
@@ -145,9 +171,6 @@ def compress(
     if cache is not None:
         config = _without_views(config, train_set, augment, engine, say)
     labelled = val_set is not None and val_set.labels is not None
-    if source == "auto" and not labelled:
-        source = "frozen" if budget > 1 else "distilled"
-        say(f"there are no labelled validation images to choose by, so source={source!r} is taken")
     with brought_to(device, wrapped):  # with what prepares their images
         train_set, val_set = train_set.to(device), None if val_set is None else val_set.to(device)
         ensemble = Ensemble(wrapped).eval()
@@ -157,9 +180,12 @@ def compress(
         try_validation(ensemble.source, sample, val_set)
         plan = None
         if budget > 1:
-            plan = BridgePlan(choose_feature(ensemble.source, image, feature, budget, bridges), bridges)
-            say(plan.choice.words)
-        distil = replace(config, lr=float(rate), optimizer="sgd", weight_decay=WEIGHT_DECAY)
+            optional = source == "auto" and feature is None
+            plan = _plan_bridges(ensemble.source, image, feature, budget, bridges, optional, say)
+        if source == "auto" and not labelled:
+            source = "distilled" if plan is None else "frozen"
+            say(f"there are no labelled validation images to choose by, so source={source!r} is taken")
+        distil = replace(config, lr=float(rate), optimizer="sgd", weight_decay=DISTIL_WEIGHT_DECAY)
 
         def student() -> nn.Module:
             own = None if preprocess is None else preprocess[0]
@@ -189,10 +215,34 @@ def compress(
         fast = fast.to(home)
         if isinstance(image, torch.Tensor) and image.is_floating_point():
             fast.image_shape = tuple(image.shape[1:])
+        else:
+            specs = specs_of(sample.inputs)
+            fast.input_specs = engine.broadcast(lambda: specs) if engine else specs
         if isinstance(sample, ImageSet):
             low_high = pixel_range(sample)
             fast.pixel_range = engine.broadcast(lambda: low_high) if engine else low_high
     return fast.eval()
+
+
+def _plan_bridges(
+    source: nn.Module,
+    image: Inputs,
+    feature: str | None,
+    budget: float,
+    bridges: int,
+    optional: bool,
+    say: Say,
+) -> BridgePlan | None:
+    """What bridges read; None where none fits and they are `optional`."""
+    try:
+        choice = choose_feature(source, image, feature, budget, bridges)
+    except NoBridgeFits as error:
+        if not optional:
+            raise
+        say(f"{error.reason}, so that there is no bridge among the choices")
+        return None
+    say(choice.words)
+    return BridgePlan(choice, bridges)
 
 
 def _without_views(

@@ -59,7 +59,16 @@ COMMANDS = {
     "report": ["--out"],
     "predict": ["--image-shape", "--mean", "--std", "--allow", "--device"],
     "export": ["--to", "--out", "--image-shape", "--allow"],
-    "bench": ["--runtime", "--batch", "--threads", "--rounds", "--seconds", "--allow", "--json", "--quiet"],
+    "bench": [
+        "--runtime",
+        "--batch-size",
+        "--threads",
+        "--rounds",
+        "--seconds",
+        "--allow",
+        "--json",
+        "--quiet",
+    ],
 }
 
 
@@ -68,6 +77,8 @@ def test_help_lists_the_commands(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for name in (*COMMANDS, "--version"):
         assert name in done.stdout
+    listed = re.findall(r"^  (\w+)  ", done.stdout.partition("Commands:")[2], re.MULTILINE)
+    assert listed[:4] == ["quickstart", "compress", "fidelity", "predict"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -92,6 +103,8 @@ def test_version(tmp_path: Path) -> None:
     [
         (["quickstart", "--colour", "red"], "--colour"),
         (["quickstart", "--seed", "many"], "--seed"),
+        (["quickstart", "--seed", "-1"], "--seed"),
+        (["quickstart", "--seed", str(2**63)], "--seed"),
         (["slowstart"], "slowstart"),
         (["train"], "RECIPE"),
         (["report"], "RUN"),

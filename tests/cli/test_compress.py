@@ -280,6 +280,7 @@ def test_bad_input_of_compress_is_one_sentence(
     error = capsys.readouterr().err
     assert named in error
     assert error.count("\n") == 1
+    assert not Path("other").exists()
 
 
 def test_a_part_is_shuffled_with_its_labels_and_parquet_that_fits_comes_into_memory(tmp_path: Path) -> None:

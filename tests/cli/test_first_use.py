@@ -70,16 +70,19 @@ def test_a_command_names_its_missing_extra_before_any_work(
     def work(*_: object, **__: object) -> None:
         raise AssertionError("work was begun")
 
+    import ensbridge.deploy.benchmark.bench
+    import ensbridge.deploy.export  # before what they import by name is replaced  # noqa: F401
+
     for name in (
         "experiments.run_recipe",
         "experiments.runner.fit",
         "evaluation.scores.read_scores",
         "deploy.saving.load",
+        "deploy.export.load",
+        "deploy.benchmark.bench_folder",
+        "data.open_splits",
     ):
         monkeypatch.setattr(f"ensbridge.{name}", work)
-    monkeypatch.setattr("ensbridge.deploy.export.load", work)
-    monkeypatch.setattr("ensbridge.deploy.benchmark.bench_folder", work)
-    monkeypatch.setattr("ensbridge.data.open_splits", work)
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.chdir(tmp_path)
     assert main(monkeypatch, *words.split()) == 2

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import _tiny
-from ensbridge.data import ImageSet, loader
+from ensbridge.data import ImageSet, entries, loader
 from ensbridge.data.loader import collect
+from ensbridge.utils.inputs import tensors_of
 
 IMAGES = _tiny.images(32)
 LABELS = torch.arange(32) % 3
@@ -54,7 +55,7 @@ class Bare:
 def items(*keys: str, **extra: Any) -> list[dict[str, Any]]:
     """Dictionaries of single images and labels under two keys, in their order."""
     return [
-        {key: image if key in loader.IMAGE_KEYS else label for key in keys} | extra
+        {key: image if key in entries.IMAGE_KEYS else label for key in keys} | extra
         for image, label in zip(IMAGES, LABELS.tolist(), strict=True)
     ]
 
@@ -121,6 +122,10 @@ def grows(index: int) -> tuple[Tensor, int]:
     return torch.rand(3, 8 + index // 2, 8), 0
 
 
+def lengthens(index: int) -> tuple[Tensor, int]:
+    return torch.ones(8 + index // 2), 0
+
+
 PICTURES = r"train.*PIL.*transform"
 
 
@@ -148,7 +153,9 @@ PICTURES = r"train.*PIL.*transform"
         (DataLoader(Items(picture), batch_size=2), PICTURES),
         ([IMAGES, IMAGES[:, :, 1:]], r"train.*\(3, 8, 8\).*\(3, 7, 8\)"),
         (Items(grows), r"train.*\(3, 8, 8\).*\(3, 9, 8\)"),
-        (DataLoader(Items(grows), batch_size=4), r"train.*shapes"),
+        (DataLoader(Items(grows), batch_size=4), r"train.*shapes.*Resize"),
+        (DataLoader(Items(lengthens), batch_size=4), r"train.*shapes.*pad"),
+        (Items(lengthens), r"train.*\(8,\).*\(9,\).*pad"),
         ([IMAGES, IMAGES.double()], r"train.*float32.*float64"),
         ([torch.tensor(3.0), IMAGES], r"train.*\(\).*\(3, 8, 8\)"),
     ],
@@ -162,6 +169,41 @@ def test_other_errors_of_the_users_data_stay_what_they_are() -> None:
     for error in (TypeError, RuntimeError, OSError):
         with pytest.raises(error, match="the disk is gone"):
             collect(Items(lambda _, error=error: (_ for _ in ()).throw(error("the disk is gone"))))
+
+
+ROWS, SIZES, TOKENS = torch.rand(32, 4), torch.arange(32) % 5, torch.arange(32 * 6).reshape(32, 6) % 9
+SEVERAL: dict[str, tuple[Tensor, ...]] = {
+    "an image and a row": (IMAGES, ROWS, LABELS),
+    "an image and a number": (IMAGES, ROWS[:, 0], LABELS),
+    "an image and whole numbers": (IMAGES, TOKENS[:, :3], LABELS),
+    "an image and a mask": (IMAGES, IMAGES[:, 0], LABELS),
+    "an image, a row and a number": (IMAGES, ROWS, ROWS[:, 0], LABELS),
+    "tokens and how many there are": (TOKENS, SIZES, LABELS),
+    "tokens, their mask and how many there are": (TOKENS, TOKENS, SIZES, LABELS),
+    "sequences and how long they are": (torch.rand(32, 7, 4), SIZES, LABELS),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_labels_come_last_behind_several_inputs(kind: str) -> None:
+    parts = SEVERAL[kind]
+    loader_of_all = DataLoader(TensorDataset(*parts), batch_size=5)
+    ways = [parts, [tuple(part[half] for part in parts) for half in HALVES], loader_of_all]
+    if parts[0].ndim != 3:  # one sequence with its label could be an image with two
+        ways.append(Items(lambda index: tuple(part[index] for part in parts)))
+        ways.append(Items(lambda index: (*(part[index] for part in parts[:-1]), int(parts[-1][index]))))
+    for way in ways:
+        found = collect(way)
+        assert found.labels is not None
+        assert found.labels.equal(LABELS)
+        assert len(tensors_of(found.inputs)) == len(parts) - 1
+        assert all(map(torch.equal, tensors_of(found.inputs), parts))
+
+
+def test_three_inputs_of_one_example_have_no_labels() -> None:
+    found = collect(Items(lambda index: (TOKENS[index], TOKENS[index], TOKENS[index])))
+    assert found.labels is None
+    assert len(tensors_of(found.inputs)) == 3
 
 
 # ------------------------------------------------------------------------------ memory

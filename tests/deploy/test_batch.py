@@ -103,7 +103,7 @@ def test_a_bad_file_is_named_and_the_others_are_still_predicted(
     assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["good.png"]
     problems = captured.err.splitlines()
     expected = (
-        r"text\.png cannot be read \(it is none of PNG, JPEG, BMP, WEBP, PPM\); give a whole PNG or JPEG",
+        r"text\.png cannot be read \(it is not one of PNG, JPEG, BMP, WEBP, PPM\); give a whole PNG or JPEG",
         r"cut\.png ",
         r"float\.pfm .*pixels",
         r"none\.png .*not exist",

@@ -67,17 +67,19 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_parts_give_the_logits_of_the_whole(name: str) -> None:
     model = MODELS[name]()
-    split, lanes = split_streams(model, IMAGES)
+    split, branches = split_streams(model, IMAGES)
     with torch.no_grad():
         assert torch.equal(split(IMAGES)[0], model(IMAGES))
-    assert set(lanes) == {str(node.target) for node in split.graph.nodes if node.op == "call_module"}
+    assert set(branches) == {str(node.target) for node in split.graph.nodes if node.op == "call_module"}
 
 
 def test_a_bridge_does_not_wait_for_the_end_of_the_source() -> None:
-    split, lanes = split_streams(fast(bridge()), IMAGES)
-    early, late = (part for part, lane in lanes.items() if lane == "source")
+    split, branches = split_streams(fast(bridge()), IMAGES)
+    early, late = (part for part, branch in branches.items() if branch == "source")
     # All but the last subtraction of a bridge of one step.
-    beside = [part for part, lane in lanes.items() if lane == "bridges.0" and convolutions(split, part)]
+    beside = [
+        part for part, branch in branches.items() if branch == "bridges.0" and convolutions(split, part)
+    ]
     assert len(beside) == 1
     assert needs(split, beside[0]) == {early}
     assert needs(split, late) == {early}
@@ -85,18 +87,18 @@ def test_a_bridge_does_not_wait_for_the_end_of_the_source() -> None:
 
 
 def test_members_do_not_wait_for_each_other() -> None:
-    split, lanes = split_streams(Ensemble([source() for _ in range(3)]), IMAGES)
-    members = [part for part, lane in lanes.items() if lane.startswith("members.")]
+    split, branches = split_streams(Ensemble([source() for _ in range(3)]), IMAGES)
+    members = [part for part, branch in branches.items() if branch.startswith("members.")]
     assert len(members) == 3
     assert all(needs(split, part) == set() for part in members)
-    (joined,) = (part for part, lane in lanes.items() if lane == "")
+    (joined,) = (part for part, branch in branches.items() if branch == "")
     assert needs(split, joined) == set(members)
 
 
 def test_each_part_has_its_weights_and_is_passed_none() -> None:
-    split, lanes = split_streams(fast(bridge()), IMAGES)
+    split, branches = split_streams(fast(bridge()), IMAGES)
     assert not any(node.op == "get_attr" for node in split.graph.nodes)
-    held = sum(buffer.numel() for part in lanes for buffer in split.get_submodule(part).buffers())
+    held = sum(buffer.numel() for part in branches for buffer in split.get_submodule(part).buffers())
     assert held >= sum(weight.numel() for weight in source().parameters())
 
 

@@ -89,7 +89,7 @@ def test_a_source_from_elsewhere_is_built_only_where_it_is_allowed(
     ("words", "named"),
     [
         (["nothing", "--to", "onnx"], "nothing.*not exist"),
-        (["zoo:cifar10", "--to", "tflite"], "to is 'tflite'; it must be 'onnx' or 'pt2'"),
+        (["zoo:cifar10", "--to", "tflite"], "to is 'tflite'; it must be one of onnx, pt2, triton"),
         (["plain", "--to", "onnx"], "plain.*--image-shape"),
         (["plain", "--to", "tflite", "--image-shape", "3,8,8"], "to is 'tflite'"),
         (["plain", "--to", "pt2", "--image-shape", "3x8x8"], "'3x8x8'"),

@@ -17,10 +17,11 @@ import pytest
 from _named import pixels, png, run
 from _saving import small
 from ensbridge.data.image_io import MOST_PIXELS
-from ensbridge.deploy import predict_inputs
+from ensbridge.deploy import predict_tables
 from ensbridge.deploy.batch import Entry, Unreadable
 from ensbridge.deploy.predict_folder import MANIFEST, UNREADABLE, predict_to_folder
-from ensbridge.deploy.predict_inputs import Damaged, open_inputs
+from ensbridge.deploy.predict_inputs import open_inputs
+from ensbridge.deploy.predict_tables import Damaged
 from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
 from ensbridge.methods import BridgeConfig
 from ensbridge.utils.extras import missing
@@ -69,8 +70,8 @@ def test_arrays_of_too_many_or_no_pixels_are_refused_by_their_shape(
     shape: tuple[int, ...], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez("set.npz", images=np.zeros((1, 1, 1, 3), np.uint8))
-    header = predict_inputs.Header(shape, np.dtype(np.uint8), False, 128, 0)
-    monkeypatch.setattr(predict_inputs, "read_header", lambda *_: header)  # without 200 MB on disk
+    header = predict_tables.Header(shape, np.dtype(np.uint8), False, 128, 0)
+    monkeypatch.setattr(predict_tables, "read_header", lambda *_: header)  # without 200 MB on disk
     assert "set.npz:images" in damaged("set.npz")
 
 
@@ -102,11 +103,11 @@ def test_large_groups_of_rows_are_refused(here: Path, monkeypatch: pytest.Monkey
     (source,) = open_inputs(["set.parquet"])
     assert list(source.read(1, 4)) == [(f"set.parquet#{n}", rows[n]["image"]) for n in (1, 2, 3)]
     size = sum(4 + len(row["image"]) for row in rows[:3])
-    monkeypatch.setattr(predict_inputs, "LARGEST_DICTIONARY", size)
+    monkeypatch.setattr(predict_tables, "LARGEST_DICTIONARY", size)
     assert not isinstance(open_inputs(["set.parquet"])[0], Damaged)
-    monkeypatch.setattr(predict_inputs, "LARGEST_DICTIONARY", size - 1)
+    monkeypatch.setattr(predict_tables, "LARGEST_DICTIONARY", size - 1)
     assert f"{size:,}" in damaged("set.parquet")
-    monkeypatch.setattr(predict_inputs, "LARGEST_ROW_GROUP", 100)
+    monkeypatch.setattr(predict_tables, "LARGEST_ROW_GROUP", 100)
     assert "group" in damaged("set.parquet")
 
 
@@ -164,6 +165,34 @@ def test_the_images_before_damage_and_other_inputs_are_predicted(
     assert [row["image"] for row in listed] == ["cut.npz"]
     rows = [json.loads(line) for line in Path("out/part-000000.jsonl").read_text().splitlines()]
     assert [(row["image"], row["error"]) for row in rows] == [("a.png", None)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("left", [0, 100, 511])
+def test_a_shard_that_was_cut_between_two_images_is_named(
+    left: int, packed: bool, here: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tar("shard.tar")
+    whole = Path("shard.tar").read_bytes()
+    with tarfile.open("shard.tar") as archive:
+        third = archive.getmembers()[2].offset
+    name = "shard.tar.gz" if packed else "shard.tar"
+
+    def write(content: bytes) -> None:
+        Path(name).write_bytes(gzip.compress(content) if packed else content)
+
+    write(whole[: third + left])
+    images, end = open_inputs([name])
+    assert [entry for entry, _ in images.read(0, 9)] == [f"{name}#0.png", f"{name}#1.png"]
+    assert isinstance(end, Damaged)
+    assert f"{name} has no end behind its 2 images" in end.reason
+    if not left:
+        assert run(monkeypatch, "predict", model, name, "--out", "out", "--quiet") == 2
+        rows = [json.loads(line) for part in sorted(Path("out").glob("part-*")) for line in part.open()]
+        assert [row["image"] for row in rows if row["error"] is None] == [f"{name}#0.png", f"{name}#1.png"]
+        assert json.loads(Path("out", UNREADABLE).read_text())["image"] == name
+    write(whole.rstrip(b"\0") + bytes(-len(whole.rstrip(b"\0")) % 512 + 512))  # zeros, as few as tell the end
+    assert [len(source) for source in open_inputs([name])] == [3]
 
 
 # ------------------------------------------------------------------------------ names

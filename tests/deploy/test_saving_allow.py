@@ -14,7 +14,7 @@ from torch import nn
 import _tiny
 import ensbridge as eb
 from _saving import assert_same, bridge, change, foreign, put
-from ensbridge.cli.models import allowed
+from ensbridge.cli.options import allowed
 from ensbridge.deploy.saving import architecture
 from ensbridge.models.fast_ensemble import FastEnsemble
 

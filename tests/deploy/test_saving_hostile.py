@@ -68,7 +68,9 @@ VALUES: dict[str, list[Any]] = {  # values that are refused by the name of their
         [3, 0, 32],
         [3, -32, -32],
     ],
+    "facts.input_specs": [3],
 }
+IDS = {"shape": [4], "dtype": "int64", "high": 9}
 OTHERS: list[tuple[str, Any, str]] = [
     ("format", "pickle", "no FastEnsemble"),
     ("colour", "red", 'unknown key "colour"'),
@@ -126,6 +128,16 @@ OTHERS: list[tuple[str, Any, str]] = [
     ("tied", {"source.more": "source.head.weight"}, '"source.more" cannot be the tensor'),
     ("tied", {"source.head.weight": 1}, r"tied\.source\.head\.weight is 1"),
     ("facts.pixel_range", [1.0, 0.0], r"pixel_range is \(1.0, 0.0\)"),
+    ("facts.input_specs", [], "input_specs are 0"),
+    ("facts.input_specs", [IDS] * 65, "input_specs are 65"),
+    ("facts.input_specs", [IDS, {**IDS, "name": "ids"}], "2 with 1 names"),
+    ("facts.input_specs", [{**IDS, "name": "ids"}] * 2, "2 with 1 names"),
+    ("facts.input_specs", [{**IDS, "dtype": "object"}], 'dtype is "object"'),
+    ("facts.input_specs", [{**IDS, "shape": [0]}], r"\(0,\)"),
+    ("facts.input_specs", [{**IDS, "shape": [1] * 9}], "at most 8 sizes"),
+    ("facts.input_specs", [{**IDS, "shape": [2**12, 2**12]}] * 2, "33,554,432"),
+    ("facts.input_specs", [{**IDS, "low": 10}], "from 10 to 9"),
+    ("facts.input_specs", [{**IDS, "high": 2**41}], "high is 2199023255552"),
 ]
 
 

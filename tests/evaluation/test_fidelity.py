@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import _tiny
 import ensbridge as eb
 from ensbridge.evaluation.fidelity import is_below_one, measure_fidelity
+from ensbridge.evaluation.scores.columns import dee_text
 from ensbridge.methods import FeatureBridge
 
 IMAGES = _tiny.images(200)
@@ -316,16 +317,42 @@ def test_labels_of_other_classes_are_refused_before_all_images_are_run() -> None
     assert max(seen) < len(IMAGES)
 
 
+def nlls(log_probs: Tensor, targets: Tensor) -> np.ndarray:
+    return -log_probs.detach().double()[torch.arange(len(targets)), targets].numpy()
+
+
+def at_best_temperature(log_probs: Tensor, targets: Tensor) -> np.ndarray:
+    """The NLL of each image at the best of many temperatures."""
+    each = [
+        nlls((log_probs / temperature).log_softmax(-1), targets)
+        for temperature in np.geomspace(0.02, 50, 2000)
+    ]
+    return min(each, key=np.mean)
+
+
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0, 6.0])
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
 def test_what_is_worth_it_is_so_by_every_figure(scale: float, temperature: float) -> None:
     everyone = eb.Ensemble(MEMBERS)
     fast, members = compressed(everyone, scale, bridge=Recalls, temperature=scale * temperature)
-    found = fast.fidelity((IMAGES, labels(everyone, temperature)), members=members)
+    targets = labels(everyone, temperature)
+    found = fast.fidelity((IMAGES, targets), members=members)
     assert found.row is not None
     assert found.source_row is not None
+    assert found.row.dee is not None
+    own = nlls(fast(IMAGES).log_softmax(-1), targets)
+    gain = at_best_temperature(members[0](IMAGES).log_softmax(-1), targets) - own
+    error = gain.std(ddof=1) / len(gain) ** 0.5
+    # Whether each figure is as it must be, and what names it. It costs no more than one member, so that no
+    # members are as good for its cost where the first is not.
+    figures = {
+        f"{gain.mean():.4f} ± {error:.4f}": gain.mean() > 2 * error,
+        f"KL {found.kl:.4f}, source {found.source_kl:.4f}": found.kl < found.source_kl,
+        f"DEE {dee_text(found.row.dee)}": not is_below_one(found.row.dee),
+    }
+    assert found.worth_it == all(figures.values())
     if found.worth_it:
-        assert not is_below_one(found.row.dee)
         assert found.row.nll < found.source_row.nll
-        assert found.kl < found.source_kl
+    else:
+        assert any(name in found.verdict for name, is_good in figures.items() if not is_good)
     assert found.verdict.startswith("worth it" if found.worth_it else "not worth it")

@@ -103,6 +103,35 @@ def test_the_attention_fast_path_is_left_as_it_was(enabled: bool) -> None:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, steps: Tensor) -> Tensor:
+        return self.layer(steps)[0]
+
+
+I, H, P = 5, 7, 3  # the widths of inputs, of the hidden state and of its projection
+
+
+@pytest.mark.parametrize(
+    ("layer", "per_step"),
+    [
+        (nn.LSTM(I, H, batch_first=True), 4 * H * (I + H)),
+        (nn.LSTM(I, H, batch_first=True, proj_size=P), 4 * H * (I + P) + H * P),
+        (nn.LSTM(I, H, 2, batch_first=True, bidirectional=True), 2 * 4 * H * (I + H + 2 * H + H)),
+        (nn.GRU(I, H, batch_first=True), 3 * H * (I + H)),
+        (nn.RNN(I, H, batch_first=True), H * (I + H)),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_recurrent_layers_count_each_step(layer: nn.RNNBase, per_step: int) -> None:
+    mkldnn = torch.backends.mkldnn.enabled
+    assert count_macs(Recurrent(layer), torch.rand(2, LENGTH, I)) == 2 * LENGTH * per_step
+    assert torch.backends.mkldnn.enabled == mkldnn
+
+
 class Product(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()

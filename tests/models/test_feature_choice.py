@@ -82,6 +82,20 @@ def quick(members: list[nn.Module], **options: object) -> eb.FastEnsemble:
 # ------------------------------------------------------------------------------ the choice
 
 
+def test_the_work_of_recurrent_layers_is_part_of_the_share() -> None:
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps, self.head = nn.LSTM(5, 8, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, sequences: Tensor) -> Tensor:
+            return self.head(self.steps(sequences)[0][:, -1])
+
+    steps, head = 6 * 4 * 8 * (5 + 8), 8 * 3
+    shares = {feature.name: feature.share for feature in list_features(Sequences(), torch.rand(1, 6, 5))}
+    assert shares == {"steps": pytest.approx(steps / (steps + head)), "head": 1.0}
+
+
 def test_a_block_comes_before_a_stem_whatever_that_costs() -> None:
     net = made(Common)
     shares = {each.name: each.share for each in list_features(net, IMAGE)}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import _tiny
 import ensbridge as eb
 from ensbridge.bridge import Bridge
-from ensbridge.models import MapScore
+from ensbridge.models import MapScore, TokenScore
 from ensbridge.utils.inputs import pack, unpack
 
 IMAGES = _tiny.images(4)
@@ -64,6 +64,38 @@ def test_images_of_another_shape_type_or_device_are_named(images: Tensor, named:
 def test_they_are_named_where_no_shape_is_known(images: Tensor, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         model(None)(images)
+
+
+class Recurrent(nn.Module):
+    """A classifier of sequences (B, T, 5) of any length T."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.head = nn.GRU(5, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        return self.head(self.steps(sequences)[0].mean(1))
+
+
+def test_sequences_of_another_length_are_the_networks_to_judge() -> None:
+    with _tiny.seeded(0):
+        source, score = Recurrent(), TokenScore(3, 8, 8)
+    fast = eb.FastEnsemble(source, [Bridge(score).one_step()], "steps", image_shape=(6, 5)).eval()
+    free = eb.FastEnsemble(source, list(fast.each_bridge()), "steps").eval()
+    sequences = torch.rand(2, 9, 5, generator=_tiny.generator(0))
+    assert fast(sequences).equal(free(sequences))
+    for wrong, named in (
+        (sequences[..., 1:], r"\(2, 9, 4\).*\(B, 6, 5\)"),
+        (sequences[0], r"\(9, 5\).*\(B, 6, 5\)"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            fast(wrong)
+
+
+def test_images_too_small_for_the_network_are_named() -> None:
+    flat = eb.FastEnsemble(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), image_shape=(3, 8, 8))
+    with pytest.raises(ValueError, match=r"\(4, 3, 4, 4\).*\(B, 3, 8, 8\)"):
+        flat(IMAGES[..., :4, :4])
 
 
 def test_larger_images_and_other_errors_pass() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from _report import MAIN, changed, make_document, one_run, three_runs, without
+from ensbridge.cli.runs import show
 from ensbridge.evaluation.scores import Row, Summary, parse_scores, summarise
 from ensbridge.report import control_sentence, headline
 from ensbridge.report.figures import PLOTS
@@ -23,6 +24,14 @@ def test_headline_gives_cost_members_and_the_real_price() -> None:
         "One network + bridge, “+1 DBN”: ×1.16 the cost of one network, and the NLL of 2.4 members, which"
         " cost ×2.4. +1 DBN (KL) has a lower NLL, 0.217 against 0.237, at ×1.16."
     )
+
+
+@pytest.mark.parametrize("summary", [one_run(), three_runs(), without("control")])
+def test_the_terminal_has_both_sentences_of_the_page(
+    summary: Summary, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(summary)
+    assert capsys.readouterr().out.endswith(f"\n{headline(summary)} {control_sentence(summary)}\n\n")
 
 
 def test_headline_over_several_runs_is_the_mean_with_its_spread() -> None:

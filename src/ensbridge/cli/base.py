@@ -8,7 +8,6 @@ import os
 import sys
 import warnings
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -124,14 +123,6 @@ def common(
     ] = False,
 ) -> None:
     """Ensemble quality for about 1.2 times the cost of one network."""
-
-
-Root = Annotated[
-    Path,
-    typer.Option(envvar="ENSBRIDGE_DATA", metavar="DIR", help="Folder of the data sets.", show_default=True),
-]
-ROOT = Path("data")
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 def say(text: str) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ensbridge.cli.base import Quiet, app, say
-from ensbridge.cli.models import Allow, Device, ImageShape, Model, allowed
+from ensbridge.cli.base import app, say
+from ensbridge.cli.options import Allow, Device, ImageShape, Model, Quiet, allowed
 from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 
@@ -25,18 +25,26 @@ def bench(
     ] = None,
     batch: Annotated[
         list[int] | None,
-        typer.Option(metavar="IMAGES", help="Images in a batch; may be repeated. By default 1 and 128."),
+        typer.Option(
+            "--batch-size",
+            "--batch",
+            metavar="N",
+            help="Images per batch; may be repeated. By default 1 and 128.",
+        ),
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="COUNT", help="Threads, on as many cores; by default all that there are."),
+        typer.Option(metavar="COUNT", help="Threads, each on a core; by default one per core."),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(metavar="COUNT", help="How often each model is timed, 6 or more for ratios.")
+        int, typer.Option(metavar="COUNT", help="Times that each model is timed; ratios need 6 or more.")
     ] = 20,
     seconds: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="No round begins after these, for each runtime and batch size."),
+        typer.Option(
+            metavar="SECONDS",
+            help="Time limit for each runtime and batch size; no new round starts after it.",
+        ),
     ] = 180,
     device: Device = "cpu",
     image_shape: ImageShape = None,
@@ -46,16 +54,17 @@ def bench(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Time a model beside one network and ensembles.
+    """Time a model beside one network and deep ensembles.
 
-    With MACs, parameters and memory. "One member" is the model's source alone, DE-2 … DE-M are ensembles of
-    its copies, M the members that the model stands for, at most 10. Each table is printed once it is
-    measured. Compiling may take minutes a model: --runtime eager --runtime onnxruntime leaves it out.
+    MACs, parameters and memory are measured too. "One member" is the model's source alone, DE-2 … DE-M are
+    ensembles of copies of it, M being the number of members that the model stands for, at most 10. Each table
+    is printed as soon as it is measured. Compiling may take minutes per model; --runtime eager --runtime
+    onnxruntime skips it.
 
-    Every round times all models, in a new order; ratios to one member are of the same round. A ratio whose
-    spread, or 95 % interval, is wider than the difference that it would claim is not printed. Memory is the
-    weights and what a call needs beside them: on the CPU by the growth of the process, too coarse for less
-    than 2 MB.
+    Every round times all models in a new order; ratios to one member are taken within a round. A ratio is not
+    printed where its spread, or its 95 % interval, is wider than the difference it would claim. Memory is the
+    weights and what a call needs beside them; on the CPU it is the growth of the process, too coarse below
+    2 MB.
 
     Example: ensbridge bench zoo:cifar10 --runtime onnxruntime --threads 2
     """

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ensbridge.cli.base import ROOT, Quiet, Root, app, say, tell
-from ensbridge.cli.models import Allow, Model, allowed
+from ensbridge.cli.base import app, say, tell
+from ensbridge.cli.options import ROOT, Allow, Device, Model, Quiet, Root, Seed, allowed
 
 if TYPE_CHECKING:
     from ensbridge.deploy.members import Overrides
@@ -21,56 +21,66 @@ Members = Annotated[
     typer.Argument(
         metavar="MEMBER…",
         help="Classifiers, the source first: timm:NAME@FILE, torchvision:NAME@FILE, hf:USER/NAME or "
-        "hf:FOLDER, a saved model, or FILE.pt2. Behind each ,size=32 ,mean=0.5/0.5/0.5 ,std=… or ,crop=1 may "
-        "say what it was trained on. A .pt2 is a program that is run: give only those you trust.",
+        "hf:FOLDER, a saved model, or FILE.pt2. Append ,size=32 ,mean=0.5/0.5/0.5 ,std=… or ,crop=1 where "
+        "one expects other input than its library says. A .pt2 is a program that is run: give only those you "
+        "trust.",
     ),
 ]
 Size = Annotated[
     str | None,
-    typer.Option(metavar="N", help="Height and width that all members take, such as 32 or 32x48."),
+    typer.Option(metavar="N", help="Input size of all members, such as 32, or 32x48 (height x width)."),
 ]
-Mean = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Mean of all members' pixels of 0 to 1.")]
-Std = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Standard deviation, alike.")]
+Mean = Annotated[
+    str | None, typer.Option(metavar="NUMBERS", help="Mean that all members normalise pixels of 0 … 1 with.")
+]
+Std = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Standard deviation of the same.")]
 DATA = (
-    "Images: class folders, a folder of images without labels, an .npz, parquet, a saved Hugging Face data "
-    "set, or a known set's name."
+    "A folder with one subfolder per class, a folder of images without labels, an .npz, parquet, a saved "
+    "Hugging Face data set, or a known set's name."
 )
 
 
 @app.command()
 def compress(
     members: Members,
-    data: Annotated[str, typer.Option(metavar="DIR", help=f"For training. {DATA}")],
-    out: Annotated[Path, typer.Option(metavar="MODEL", help="Folder of the model.")],
+    data: Annotated[str, typer.Option(metavar="DIR", help=f"Training images. {DATA}")],
+    out: Annotated[Path, typer.Option(metavar="MODEL", help="Folder to save the model to.")],
     val: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Labelled images that choose and calibrate; else a tenth of --data."
+            metavar="DIR",
+            help="Labelled validation images, to choose and calibrate; by default a tenth of --data.",
         ),
     ] = None,
     test: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", help="Images on which the result is compared with the members at the end."
-        ),
+        typer.Option(metavar="DIR", help="Test images, to compare the result with the ensemble at the end."),
     ] = None,
     budget: Annotated[
-        float, typer.Option(metavar="×", help="What it may cost, in MACs of the first member.")
+        float, typer.Option(metavar="RATIO", help="Inference cost allowed, in MACs of the first member.")
     ] = 1.2,
     source: Annotated[
         str, typer.Option(metavar="KIND", help="auto, frozen (the first member as it is) or distilled.")
     ] = "auto",
     minutes: Annotated[
-        float | None, typer.Option(metavar="COUNT", help="How long to train; 3 unless --epochs is given.")
+        float | None, typer.Option(metavar="COUNT", help="Training time; 3 unless --epochs is given.")
     ] = None,
-    epochs: Annotated[float | None, typer.Option(metavar="COUNT", help="Passes over the images.")] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(metavar="COUNT", help="Passes over the training images, in place of --minutes."),
+    ] = None,
     bridges: Annotated[int, typer.Option(metavar="COUNT", help="How many bridges share the budget.")] = 1,
     feature: Annotated[
-        str | None, typer.Option(metavar="MODULE", help="What bridges read of the source, such as layer1.")
+        str | None,
+        typer.Option(metavar="MODULE", help="Module of the source that bridges read, such as layer1."),
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="IMAGES", help="Images in a training batch.")] = 128,
-    crop: Annotated[int, typer.Option(metavar="PIXELS", help="Augment by shifts of so many pixels.")] = 0,
-    flip: Annotated[bool, typer.Option("--flip", help="Augment by mirror images.")] = False,
+    batch: Annotated[
+        int, typer.Option("--batch-size", "--batch", metavar="N", help="Images per batch.")
+    ] = 128,
+    crop: Annotated[
+        int, typer.Option(metavar="PIXELS", help="Augment by random crops with this much padding.")
+    ] = 0,
+    flip: Annotated[bool, typer.Option("--flip", help="Augment by random horizontal flips.")] = False,
     size: Size = None,
     mean: Mean = None,
     std: Std = None,
@@ -79,30 +89,30 @@ def compress(
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keeps the training's state: the same command resumes it."),
+        typer.Option(metavar="DIR", help="Folder for checkpoints; the same command resumes from it."),
     ] = None,
     memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Images of more bytes are streamed from disk, not held.")
+        str, typer.Option(metavar="SIZE", help="Data larger than this is streamed from disk.")
     ] = "512MB",
     cache: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keeps the members' outputs for another run; without augmentation."),
+        typer.Option(metavar="DIR", help="Folder to cache the members' outputs in; not with augmentation."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = 0,
+    seed: Seed = 0,
     license: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For the model card, such as apache-2.0.")
+        str | None, typer.Option(metavar="NAME", help="License on the model card, such as apache-2.0.")
     ] = None,
     root: Root = ROOT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make one model of several trained classifiers.
+    """Compress several trained classifiers into one model.
 
     It keeps the first member, or distils all of them into a copy of it, and trains small bridges beside it;
-    labelled validation images choose. The model is written with its card, and needs none of the members.
+    labelled validation images decide. The model is saved with its card, and needs none of the members.
 
-    Images of files are resized and cropped as the first member wants them, then normalised for each member as
-    its library says: what is taken is printed first, and --size, --mean and --std say otherwise.
+    Images are resized and cropped as the first member expects, then normalised for each member as its library
+    says. The settings are printed first; --size, --mean and --std override them.
 
     Example: ensbridge compress timm:resnet18@a.safetensors timm:resnet18@b.pt --data photos/train --val
     photos/val --out model
@@ -142,8 +152,8 @@ def compress(
         return
     if as_json:
         choices = [asdict(choice) for choice in fast.choices]
-        found = None if fidelity is None else asdict(fidelity)
-        print(json.dumps({"model": str(out), "choices": choices, "fidelity": found}, indent=1))
+        figures = None if fidelity is None else asdict(fidelity)
+        print(json.dumps({"model": str(out), "choices": choices, "fidelity": figures}, indent=1))
         return
     if fast.choices and (quiet or not sys.stdout.isatty()):  # a terminal has it from the training
         say(choices_table(fast.choices))
@@ -163,15 +173,15 @@ def fidelity(
     size: Size = None,
     mean: Mean = None,
     std: Std = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     root: Root = ROOT,
     allow: Allow = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Compare a model with the real ensemble of its members.
 
-    How near it comes (KL, agreement), what both cost, and with labels accuracy, NLL, Brier score and ECE,
-    with a verdict: worth it or not, and why.
+    It prints KL, agreement and cost, with labels also accuracy, NLL, Brier score and ECE, and a verdict:
+    worth it or not, and why.
 
     Example: ensbridge fidelity model --members timm:resnet18@a.pt --members timm:resnet18@b.pt --data test
     """
@@ -180,8 +190,8 @@ def fidelity(
     from ensbridge.utils.devices import find_device
 
     fast = load(model, allow=allowed(allow))
-    found = fidelity_named(fast, members, data, root, overrides(size, mean, std), find_device(device))
-    print(json.dumps(asdict(found), indent=1)) if as_json else say(str(found))
+    measured = fidelity_named(fast, members, data, root, overrides(size, mean, std), find_device(device))
+    print(json.dumps(asdict(measured), indent=1)) if as_json else say(str(measured))
 
 
 def overrides(size: str | None, mean: str | None, std: str | None) -> Overrides:

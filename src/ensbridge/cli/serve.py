@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ensbridge.cli.base import app, tell
-from ensbridge.cli.models import Allow, Device, ImageShape, allowed, numbers
+from ensbridge.cli.options import Allow, Device, ImageShape, allowed, numbers
 from ensbridge.utils.extras import need
 
 
@@ -19,21 +19,23 @@ def serve(
         typer.Argument(
             metavar="MODEL…",
             help="Models, each a folder that FastEnsemble.save wrote, zoo:cifar10 or hf:user/name; "
-            "name=MODEL gives it a name, which is the folder's otherwise.",
+            "name=MODEL serves it under that name, by default the folder's.",
         ),
     ],
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 is every address.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="NUMBER", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option(metavar="NUMBER", min=0, max=65535, help="Port to listen on; 0 for any free one.")
+    ] = 8000,
     token: Annotated[
         str | None,
         typer.Option(
             envvar="ENSBRIDGE_TOKEN",
             show_envvar=True,
             metavar="TOKEN",
-            help="Bearer token that every request must send; other users of the machine can see it in the "
-            "command, so set the variable.",
+            help="Bearer token that every request must send. Better set the variable: other users of the "
+            "machine can see the command line.",
         ),
     ] = None,
     backend: Annotated[
@@ -42,34 +44,46 @@ def serve(
     device: Device = "cpu",
     threads: Annotated[
         int | None,
-        typer.Option(metavar="COUNT", min=1, help="Threads of a model; by default all cores but one."),
+        typer.Option(metavar="COUNT", min=1, help="Threads per model; by default all cores but one."),
     ] = None,
     members: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[NAME=]PATH",
-            help="A member of the true ensemble, shown beside the model: a file of weights for the source's "
-            "architecture, or a saved model whose source it is. May be repeated.",
+            help="A member of the real ensemble, to show beside the model: a file of weights for the "
+            "source's architecture, or a saved model, of which the source is taken. May be repeated.",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="IMAGES", help="Most images that run together.")] = 16,
+    batch: Annotated[
+        int, typer.Option("--batch-size", "--batch", metavar="N", help="Most images per batch.")
+    ] = 16,
     wait_ms: Annotated[
-        float, typer.Option(metavar="MS", help="How long the first of a batch waits for others.")
+        float, typer.Option(metavar="MS", help="Longest time a request waits for others to share its batch.")
     ] = 2.0,
-    queue: Annotated[int, typer.Option(metavar="IMAGES", help="That may wait; more get a 429.")] = 512,
-    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="For a request, below 9.")] = 8.0,
+    queue: Annotated[
+        int,
+        typer.Option(
+            "--queue-size", "--queue", metavar="N", help="Most images waiting; more are refused with a 429."
+        ),
+    ] = 512,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--timeout", "--seconds", metavar="SECONDS", help="Longest time for one request, below 9."
+        ),
+    ] = 8.0,
     image_shape: ImageShape = None,
     mean: Annotated[
-        str | None, typer.Option(metavar="NUMBERS", help="As of predict, for image files only.")
+        str | None, typer.Option(metavar="NUMBERS", help="Normalisation of image files, as for predict.")
     ] = None,
-    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="As of predict.")] = None,
+    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="The same.")] = None,
     allow: Allow = None,
 ) -> None:
     """Serve models over HTTP.
 
-    With the Open Inference Protocol v2 for Triton's and KServe's clients, POST /v1/predict for image files,
-    /metrics for Prometheus, and a page at /. Requests are batched over a few milliseconds. Send SIGHUP to
-    load all models again, SIGTERM to answer what was accepted and end within 10 seconds.
+    It speaks the Open Inference Protocol v2 of Triton and KServe clients, and has POST /v1/predict for image
+    files, /metrics for Prometheus and a page at /. Requests that arrive within milliseconds share a batch.
+    SIGHUP reloads all models; SIGTERM finishes what was accepted and exits within 10 seconds.
 
     Example: ensbridge serve zoo:cifar10 --port 8000
     """
@@ -88,8 +102,8 @@ def serve(
         token = os.environ.get("ENSBRIDGE_TOKEN")  # set but empty, which the option takes for not set
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise ValueError(
-            "the token (--token or ENSBRIDGE_TOKEN) is empty or holds what a header cannot; give letters and "
-            "digits, or unset it to serve without"
+            "the token (--token or ENSBRIDGE_TOKEN) is empty or has characters that a header cannot hold; "
+            "give letters and digits, or unset it to serve without"
         )
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, torch.get_num_threads() - 1)  # one core is left for the requests themselves

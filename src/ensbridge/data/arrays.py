@@ -57,15 +57,15 @@ def read_images(path: Path | str) -> ImageSet | None:
     path = Path(path)
     if any(name in shapes_in(path) for name in _NEEDED):
         return None
-    found, names = _arrays(path, ("images", "labels"))
-    if "images" not in found:
+    arrays, names = _arrays(path, ("images", "labels"))
+    if "images" not in arrays:
         raise ValueError(
             f"{path} has no images (it has: {few(names)}); save them as images and labels, or as "
             "train_images, train_labels and so on"
         )
-    images = channels_first(found["images"], f"{path}: images")
-    known = image_set(images, found.get("labels", np.zeros(len(images), np.int64)), str(path))
-    return known if "labels" in found else known.without_labels()
+    images = channels_first(arrays["images"], f"{path}: images")
+    known = image_set(images, arrays.get("labels", np.zeros(len(images), np.int64)), str(path))
+    return known if "labels" in arrays else known.without_labels()
 
 
 def _agree(splits: Splits, path: Path) -> None:

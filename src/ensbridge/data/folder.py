@@ -70,7 +70,7 @@ def _listed(folder: Path, classes: Sequence[str]) -> Files:
     for class_folder in _folders(folder):
         if class_folder.name not in classes:
             raise ValueError(
-                f"{class_folder} is a class that the training images have not: {', '.join(classes[:5])}, …"
+                f"{class_folder} is a class that the training images lack: {', '.join(classes[:5])}, …"
             )
         inside = sorted(path for path in class_folder.iterdir() if path.suffix.lower() in SUFFIXES)
         inside = [path for path in inside if not path.name.startswith(".")]

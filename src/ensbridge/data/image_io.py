@@ -43,7 +43,7 @@ def picture(content: bytes, mode: str, most_pixels: int = MOST_PIXELS) -> Any:
                     raise ValueError(f"{width}×{height} pixels, where at most {most_pixels:,} are read")
                 return _upright(file, mode)
     except UnidentifiedImageError as error:
-        raise ValueError(f"it is none of {', '.join(FORMATS)}") from error
+        raise ValueError(f"it is not one of {', '.join(FORMATS)}") from error
     except Exception as error:  # decoders fail in many ways on damaged files, also for want of memory
         raise ValueError(one_line(error)) from error
 
@@ -67,4 +67,4 @@ def decode(content: bytes, where: str) -> np.ndarray:
     try:
         return np.asarray(picture(content, "RGB"))
     except ValueError as error:
-        raise ValueError(f"{where} is no whole image ({error}); restore it, or take it out") from error
+        raise ValueError(f"{where} is not a complete image ({error}); restore it, or take it out") from error

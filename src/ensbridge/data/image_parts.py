@@ -5,9 +5,8 @@ Labels are optional. A set has parts (train, val, test), or is one part, "all".
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,12 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 from ensbridge.data.arrays import read_images
 from ensbridge.data.dataset_info import DATASETS, class_names
 from ensbridge.data.folder import SUFFIXES
-from ensbridge.data.image_io import LARGEST_FILE
-from ensbridge.data.loader import IMAGE_KEYS, LABEL_KEYS, ImageSet, collect
+from ensbridge.data.loader import ImageSet, collect
 from ensbridge.data.reading import layout_of, open_splits
+from ensbridge.data.stored_images import Decode, FileImages, ParquetImages, SavedImages, columns_of
 from ensbridge.utils.extras import need
-from ensbridge.utils.files import read_file
 from ensbridge.utils.text import one_line
 
-Decode = Callable[[bytes], Tensor]  # an image file's content as uint8 (C, H, W), of one shape for all
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 HELD_OUT = 10  # one of so many images is held out where there is no validation set
 
@@ -159,28 +156,6 @@ def _of_splits(source: str, root: Path | str | None, names: Sequence[str] | None
     }
 
 
-# ------------------------------------------------------------------------------ files
-
-
-class FileImages(Dataset[Tensor]):
-    """Image files, each decoded when it is asked for."""
-
-    def __init__(self, paths: Sequence[Path], decode: Decode) -> None:
-        self.paths, self.decode = list(paths), decode
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Tensor:
-        path = self.paths[index]
-        try:
-            return self.decode(read_file(path, LARGEST_FILE))
-        except (ValueError, FileNotFoundError) as error:
-            raise ValueError(
-                f"{path} cannot be read ({one_line(error)}); restore it, or take it out"
-            ) from error
-
-
 def _files(folder: Path, names: tuple[str, ...] | None, decode: Decode) -> ImagePart:
     """Images in folders named by their classes, or without labels in one folder."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] not in "._")
@@ -208,73 +183,6 @@ def _images_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
 
 
-# ------------------------------------------------------------------------------ tables
-
-
-class ParquetImages(IterableDataset[Tensor]):
-    """The images of parquet files in their order, of which a few hundred are held at a time."""
-
-    def __init__(self, paths: Sequence[Path], column: str, decode: Decode, rows: Sequence[int]) -> None:
-        self.paths, self.column, self.decode, self.rows = list(paths), column, decode, list(rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def subset(self, indices: Sequence[int]) -> ParquetImages:
-        """The images at indices in ascending order."""
-        return ParquetImages(self.paths, self.column, self.decode, [self.rows[index] for index in indices])
-
-    def __iter__(self) -> Iterator[Tensor]:
-        wanted = iter(self.rows)
-        row = next(wanted, None)
-        for number, content in enumerate(read_column(self.paths, self.column)):
-            if number == row:
-                try:
-                    yield self.decode(content)
-                except ValueError as error:
-                    raise ValueError(
-                        f"row {number} of {self.paths[0]} and those behind it cannot be read ({error}); take "
-                        "it out"
-                    ) from error
-                row = next(wanted, None)
-
-
-def read_column(paths: Sequence[Path], column: str) -> Iterator[bytes]:
-    """The bytes of a column of images: {"bytes": …, "path": …}, as Hugging Face has them, or bytes alone."""
-    from pyarrow import parquet
-
-    for path in paths:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(64, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    yield image_bytes(value, path)
-
-
-def image_bytes(value: Any, where: object) -> bytes:
-    """The bytes of one entry of such a column; ValueError where there are none."""
-    content = value.get("bytes") if isinstance(value, dict) else value
-    if not isinstance(content, bytes):
-        raise ValueError(f"{where} has an entry without an image's bytes; save the images in it")
-    return content
-
-
-def columns_of(schema: Any, where: object) -> tuple[str, str | None, tuple[str, ...] | None]:
-    """The columns of images and of labels in a parquet file, and the classes' names where it has them."""
-    names = schema.names
-    image, label = (next((key for key in keys if key in names), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
-    if image is None:
-        raise ValueError(
-            f"{where} has the columns {', '.join(names[:8])}; call that of its images one of "
-            f"{', '.join(IMAGE_KEYS)}"
-        )
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        known = features[label]["names"]
-    except (KeyError, TypeError, ValueError):
-        known = None
-    return image, label, tuple(map(str, known)) if known else None
-
-
 def _parquet(paths: Sequence[Path], decode: Decode) -> ImagePart:
     need("parquet")
     from pyarrow import parquet
@@ -298,6 +206,27 @@ def _parquet(paths: Sequence[Path], decode: Decode) -> ImagePart:
     return ImagePart(ParquetImages(paths, image, decode, range(rows)), labels, names)
 
 
+def _saved_sets(path: Path, decode: Decode) -> dict[str, ImagePart]:
+    need("datasets")
+    import datasets
+
+    try:
+        saved = datasets.load_from_disk(str(path))
+    except Exception as error:  # of many kinds
+        raise ValueError(f"{path} cannot be opened by datasets ({one_line(error)}); save it again") from error
+    sets = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"all": saved}
+    parts = {}
+    for name, rows in sets.items():
+        image, label, _ = columns_of(rows.features.arrow_schema, path)
+        names = getattr(rows.features[label], "names", None) if label else None
+        labels, names = _numbered(
+            None if label is None else list(rows[label]), tuple(names) if names else None, path
+        )
+        plain = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        parts[SPLITS.get(str(name), str(name))] = ImagePart(SavedImages(plain, image, decode), labels, names)
+    return parts
+
+
 def _numbered(
     values: Sequence[Any] | None, names: tuple[str, ...] | None, where: object
 ) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None]:
@@ -310,44 +239,6 @@ def _numbered(
         known = names or tuple(sorted(set(values)))
         return tuple(known.index(value) for value in values), known
     raise ValueError(f"{where} has labels that are neither whole numbers nor texts; give an image one each")
-
-
-class _SavedImages(Dataset[Tensor]):
-    """The images of a set of Hugging Face's `datasets`."""
-
-    def __init__(self, rows: Any, column: str, decode: Decode) -> None:
-        self.rows, self.column, self.decode = rows, column, decode
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Tensor:
-        value = self.rows[index][self.column]
-        content = value.get("bytes") if isinstance(value, dict) else None
-        if content is None and isinstance(value, dict) and value.get("path"):
-            content = read_file(Path(value["path"]), LARGEST_FILE)
-        return self.decode(image_bytes(content, f"row {index}"))
-
-
-def _saved_sets(path: Path, decode: Decode) -> dict[str, ImagePart]:
-    need("datasets")
-    import datasets
-
-    try:
-        found = datasets.load_from_disk(str(path))
-    except Exception as error:  # of many kinds
-        raise ValueError(f"{path} cannot be opened by datasets ({one_line(error)}); save it again") from error
-    sets = dict(found) if isinstance(found, datasets.DatasetDict) else {"all": found}
-    parts = {}
-    for name, rows in sets.items():
-        image, label, _ = columns_of(rows.features.arrow_schema, path)
-        names = getattr(rows.features[label], "names", None) if label else None
-        labels, names = _numbered(
-            None if label is None else list(rows[label]), tuple(names) if names else None, path
-        )
-        plain = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-        parts[SPLITS.get(str(name), str(name))] = ImagePart(_SavedImages(plain, image, decode), labels, names)
-    return parts
 
 
 # ------------------------------------------------------------------------------ labels
@@ -385,19 +276,19 @@ def _check_labels(labels: Sequence[int], classes: int) -> None:
         )
 
 
-def _numbers_in(own: Sequence[str], names: Sequence[str]) -> list[int]:
+def _numbers_in(classes: Sequence[str], names: Sequence[str]) -> list[int]:
     """The number of each of the data's classes among the model's, by its name alone."""
-    theirs, ours = [_plain(name) for name in names], [_plain(name) for name in own]
+    theirs, ours = [_plain(name) for name in names], [_plain(name) for name in classes]
     if ours == theirs:
         return list(range(len(ours)))
     counts = Counter(theirs), Counter(ours)
     numbers = {plain: number for number, plain in enumerate(theirs)}
-    for name, plain in zip(own, ours, strict=True):
+    for name, plain in zip(classes, ours, strict=True):
         if any(count[plain] != 1 for count in counts):
             trouble = "is none" if plain not in numbers else "is the name of several"
             raise ValueError(
-                f"the data has {len(own)} classes ({_first(own)}), of which {name!r} {trouble} of the "
-                f"model's {len(names)} ({_first(names)}); call the data's classes as the model does"
+                f"the data has {len(classes)} classes ({_first(classes)}), of which {name!r} {trouble} of "
+                f"the model's {len(names)} ({_first(names)}); call the data's classes as the model does"
             )
     return [numbers[plain] for plain in ours]
 

@@ -17,7 +17,7 @@ class ListedSet(NamedTuple):
     """A set, where it lies (None: nowhere), and what can be said of it."""
 
     name: str
-    place: Path | None
+    path: Path | None
     words: str
     sound: bool = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -12,16 +13,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ensbridge.data.examples import Examples, ExampleSet, ImageSet, as_int64, check_storage, examples_of
+from ensbridge.data.entries import (
+    are_numbers,
+    are_tensors,
+    as_tensors,
+    no_numbers,
+    no_tensors,
+    read_labels,
+    split_entry,
+)
+from ensbridge.data.examples import Examples, ExampleSet, ImageSet, check_storage, examples_of
 from ensbridge.utils.inputs import Inputs, map_inputs, tensors_of
 
 Data = (
     ExampleSet | Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable | Dataset
 )  # whatever holds examples
 
-IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
-LABEL_KEYS = ("label", "labels", "y", "target", "targets", "fine_label")
-LABEL_WORDS = ("label", "class", "target")  # what a key with labels is likely to hold
 BLOCK = 1 << 23  # bytes of images that are put together at a time
 
 
@@ -33,7 +40,7 @@ def as_image_set(data: ImageSet | Tensor | tuple[Tensor, Tensor]) -> ImageSet:
     """
     if isinstance(data, ImageSet):
         return data
-    data = _as_tensors(data)
+    data = as_tensors(data)
     _check_pair(data)
     if isinstance(data, Tensor):
         return ImageSet(data)
@@ -50,7 +57,7 @@ def as_examples(data: ExampleSet | Tensor | tuple[Any, Any]) -> ExampleSet:
     """
     if isinstance(data, Examples):
         return data
-    held = _as_tensors(data)
+    held = as_tensors(data)
     first = held[0] if isinstance(held, tuple) and held else held
     return as_image_set(data) if isinstance(first, Tensor) and first.ndim == 4 else collect(data)  # type: ignore[arg-type]
 
@@ -61,7 +68,8 @@ def collect(data: Data, name: str = "data", labelled: bool = True, batched: bool
     The last two, a DataLoader among them, give examples one by one or in batches: alone, in tuples that begin
     with images and labels, or in dictionaries. Of these, images are under one of `IMAGE_KEYS` and labels
     under one of `LABEL_KEYS`; without images all but the labels is for networks that are called by name.
-    Tuples of several inputs end with the labels, or have them beside a tuple or dictionary of the inputs.
+    Tuples of several inputs end with the labels, or have them beside a tuple or dictionary of the inputs; of
+    three tensors of which the second and the last could be labels, it is the second if the first is images.
     Images become an ImageSet, anything else Examples. Unless `labelled`, labels are left out. `batched` says
     that entries are batches, as those of a DataLoader are, where a shape alone does not tell.
 
@@ -75,7 +83,7 @@ def collect(data: Data, name: str = "data", labelled: bool = True, batched: bool
     if isinstance(data, ImageSet | Examples):
         return data if labelled else data.without_labels()
     whole = type(data) is TensorDataset  # a class made from it may do more with its tensors
-    held = _as_tensors(data.tensors if type(data) is TensorDataset else data)
+    held = as_tensors(data.tensors if type(data) is TensorDataset else data)
     _check_pair(held)
     whole = whole or _is_whole(held)
     entries = iter([held]) if whole else _entries(held, name)
@@ -111,39 +119,14 @@ def _is_whole(data: Any) -> bool:
     if not isinstance(data, tuple) or len(data) < 2:
         return False
     first, second, *_ = data
-    if isinstance(first, Mapping) or _are_tensors(first):
-        return len(data) == 2 and (second is None or getattr(second, "ndim", 0) == 1 or _are_whole(second))
-    if not _are_tensors(data):
+    if isinstance(first, Mapping) or are_tensors(first):
+        return len(data) == 2 and (second is None or getattr(second, "ndim", 0) == 1 or are_numbers(second))
+    if not are_tensors(data):
         return False
-    return len(data) == 2 or all(part.ndim <= 2 and len(part) == len(first) for part in data if part.ndim)
-
-
-def _are_tensors(data: Any) -> bool:
-    return isinstance(data, tuple) and bool(data) and all(isinstance(part, Tensor) for part in data)
-
-
-def _as_tensors(data: Any) -> Any:
-    """Arrays of numpy as tensors, alone or in a pair, which may be a list and have its labels in one."""
-    if isinstance(data, np.ndarray):
-        if data.dtype.kind in "USO" and data.size and isinstance(data.flat[0], str):
-            raise ValueError(_no_numbers(data.flat[0]))
-        if data.dtype.kind not in "biuf":
-            raise ValueError(f"an array is of {data.dtype}; give images as floats or uint8, labels as int64")
-        return torch.from_numpy(np.asarray(data, order="C"))
-    if isinstance(data, tuple | list) and len(data) == 2:
-        images, labels = (_as_tensors(part) for part in data)
-        if isinstance(images, Tensor) and _are_whole(labels):
-            return images, torch.tensor(labels)
-        if isinstance(images, Tensor) and isinstance(labels, Tensor) and labels.ndim <= 1:
-            return images, labels
-    return data
-
-
-def _are_whole(labels: Any) -> bool:
-    """Whether these are labels in a list."""
-    if not isinstance(labels, tuple | list) or len(labels) == 0:
-        return False
-    return all(isinstance(label, int | np.integer) for label in labels)
+    if len(data) == 2:
+        return True
+    last, alike = data[-1], all(len(part) == len(first) for part in data if part.ndim)
+    return alike and (all(part.ndim <= 2 for part in data) or last.shape == first.shape[:1])
 
 
 def _check_pair(data: Any) -> None:
@@ -155,17 +138,13 @@ def _check_pair(data: Any) -> None:
         return
     parts = labels if isinstance(labels, tuple | list) else [labels]
     if isinstance(images, Tensor) and parts and isinstance(parts[0], str):
-        raise ValueError(_no_numbers(parts[0]))
+        raise ValueError(no_numbers(parts[0]))
     more_images = any(isinstance(part, Mapping) or getattr(part, "ndim", 0) > 1 for part in parts)
     if isinstance(images, Tensor) and images.ndim == 4 and not more_images:
         raise ValueError(
             f"the labels of {len(images)} images are a {_kind_of(labels)}; give a whole number for each "
             "image, from 0, in a list or a tensor"
         )
-
-
-def _no_numbers(label: str) -> str:
-    return f"labels are strings such as {label[:40]!r}; give the number of each class, from 0, in their place"
 
 
 def _kind_of(labels: Any) -> str:
@@ -191,26 +170,21 @@ def _entries(data: Any, name: str) -> Iterator[Any]:
         yield from data if isinstance(data, Iterable) else (data[index] for index in range(len(data)))
     except TypeError as error:
         if "PIL." in str(error):
-            raise _no_tensors(name) from error
+            raise no_tensors(name) from error
         raise
     except RuntimeError as error:
         if "to be equal size" in str(error):
-            raise _not_alike(name, "different shapes") from error
+            sizes = re.findall(r"\[([\d, ]*)\] at entry", str(error))
+            raise _not_alike(name, "different shapes", all(size.count(",") == 2 for size in sizes)) from error
         raise
 
 
-def _no_tensors(name: str) -> ValueError:
-    return ValueError(
-        f"the images of {name} are PIL's; give its Dataset a transform that makes tensors, such as "
-        "torchvision's transforms.ToTensor()"
-    )
-
-
-def _not_alike(name: str, shapes: str) -> ValueError:
-    return ValueError(
-        f"{name} has images of {shapes}; bring them to one, such as by torchvision's "
-        "transforms.Resize((64, 64))"
-    )
+def _not_alike(name: str, shapes: str, images: bool) -> ValueError:
+    if images:
+        remedy = "bring them to one, such as by torchvision's transforms.Resize((64, 64))"
+    else:
+        remedy = "pad them to one, such as by torch.nn.utils.rnn.pad_sequence"
+    return ValueError(f"{name} has {'images' if images else 'examples'} of {shapes}; {remedy}")
 
 
 def _batches(
@@ -219,8 +193,8 @@ def _batches(
     """Entries as batches that are all alike; a single example is a batch of one, unless all are `batched`."""
     first: Inputs | None = None
     for number, entry in enumerate(entries):
-        inputs, given = _split(entry, number, name, labelled)
-        labels = _read_labels(given, number, name) if labelled else None
+        inputs, given = split_entry(entry, number, name, labelled)
+        labels = read_labels(given, number, name) if labelled else None
         tensors = tensors_of(inputs)
         for tensor in tensors:
             check_storage(tensor, "images")
@@ -259,97 +233,10 @@ def _check_alike(first: Inputs, inputs: Inputs, name: str) -> None:
         raise ValueError(f"{name} has entries of {names[0]} and {names[1]}; give them alike")
     for one, other in zip(tensors_of(first), tensors_of(inputs), strict=True):
         if one.shape[1:] != other.shape[1:]:
-            raise _not_alike(name, f"shapes {tuple(one.shape[1:])} and {tuple(other.shape[1:])}")
+            shapes = f"shapes {tuple(one.shape[1:])} and {tuple(other.shape[1:])}"
+            raise _not_alike(name, shapes, images=one.ndim == 4)
         if one.dtype != other.dtype:
             raise ValueError(f"{name} has images of {one.dtype} and {other.dtype}; give them alike")
-
-
-def _split(entry: Any, number: int, name: str, labelled: bool = True) -> tuple[Inputs, Any]:
-    """The inputs and the labels of an entry as they were given, whatever else is in it."""
-    if isinstance(entry, Mapping):
-        inputs, labels = _named_parts(entry, number, name, labelled)
-    else:
-        inputs, labels = _ordered_parts(entry)
-        if isinstance(inputs, Mapping):
-            inputs, _ = _named_parts(inputs, number, name, labelled=False)
-    inputs = tuple(map(_as_tensors, inputs)) if isinstance(inputs, tuple | list) else _as_tensors(inputs)
-    if type(inputs).__module__.startswith("PIL."):
-        raise _no_tensors(name)
-    if not (isinstance(inputs, Tensor | Mapping) or _are_tensors(inputs)):
-        raise ValueError(
-            f"entry {number} of {name} is a {type(entry).__name__} that does not begin with a tensor; give "
-            "images, or tuples that begin with images and labels"
-        )
-    return inputs, labels
-
-
-def _read_labels(labels: Any, number: int, name: str) -> Tensor | None:
-    labels = _as_tensors(labels)
-    if isinstance(labels, int | np.integer) or _are_whole(labels):
-        labels = torch.tensor(labels)
-    if labels is None or isinstance(labels, Tensor):
-        return None if labels is None else as_int64(labels)
-    first = labels[0] if isinstance(labels, tuple | list) and labels else labels
-    if isinstance(first, str):
-        raise ValueError(f"entry {number} of {name}: {_no_numbers(first)}")
-    raise ValueError(
-        f"entry {number} of {name} has a {type(labels).__name__} as its label; give classes as whole "
-        "numbers, from 0"
-    )
-
-
-def _ordered_parts(entry: Any) -> tuple[Any, Any]:
-    """The inputs and the labels of a tuple: images and labels first, or several inputs with labels last."""
-    if not isinstance(entry, tuple | list) or len(entry) == 0:
-        return entry, None
-    parts = [_as_tensors(part) for part in entry]
-    if len(parts) == 1 or isinstance(parts[0], tuple | list | Mapping) or _may_be_labels(parts[0], parts[1]):
-        return parts[0], parts[1] if len(parts) > 1 else None
-    if _may_be_labels(parts[0], parts[-1]):
-        return tuple(parts[:-1]), parts[-1]
-    return tuple(parts), None
-
-
-def _may_be_labels(first: Any, part: Any) -> bool:
-    """Whether a part that follows others is labels, be they right or wrong ones, and no further input."""
-    if not isinstance(part, Tensor) or not isinstance(first, Tensor):
-        return True
-    if first.ndim == 1:  # one example
-        return part.numel() == 1
-    one_hot = part.ndim == 2 and bool(((part == 0) | (part == 1)).all() and (part.sum(1) == 1).all())
-    return part.ndim < 2 or one_hot or (part.ndim == 2 and first.ndim == 4)
-
-
-def _named_parts(entry: Mapping[str, Any], number: int, name: str, labelled: bool) -> tuple[Any, Any]:
-    """The inputs of a dictionary, images alone or all of it by name, and its labels where there are some."""
-    image, label = (next((key for key in keys if key in entry), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
-    likely = [str(key) for key in entry if any(word in str(key).lower() for word in LABEL_WORDS)]
-    if labelled and label is None and likely:
-        raise ValueError(
-            f"entry {number} of {name} has {', '.join(likely)}, which may be its labels; call them one of "
-            f"{', '.join(LABEL_KEYS)}"
-        )
-    labels = None if label is None else entry[label]
-    if image is not None:
-        return entry[image], labels
-    inputs = {str(key): _numbers(value) for key, value in entry.items() if key != label and key not in likely}
-    other = [key for key, value in inputs.items() if not isinstance(value, Tensor)]
-    if not inputs or len(other) == len(inputs):
-        raise ValueError(
-            f"entry {number} of {name} has the keys {', '.join(map(str, entry))}; call its images one of "
-            f"{', '.join(IMAGE_KEYS)}, and its labels one of {', '.join(LABEL_KEYS)}"
-        )
-    if other:
-        raise ValueError(
-            f"entry {number} of {name} has the keys {', '.join(map(str, entry))}, and no tensor under "
-            f"{', '.join(other)}; leave that out, since networks are called with all but the labels"
-        )
-    return inputs, labels
-
-
-def _numbers(value: Any) -> Any:
-    """An array, or a list of whole numbers such as tokens, as a tensor."""
-    return torch.tensor(value) if _are_whole(value) else _as_tensors(value)
 
 
 def _joined_inputs(parts: Iterator[Inputs]) -> Inputs | None:

@@ -59,7 +59,7 @@ def open_path(path: Path, stage: Stage = silent) -> Splits:
     try:
         if not path.is_dir():
             if path.suffix != ".npz":
-                raise ValueError(f"{path} is no .npz; give one, or a folder in a layout that is known")
+                raise ValueError(f"{path} is not an .npz; give one, or a folder in a known layout")
             return read_npz(path)
         if (layout := layout_of(path)) is not None:
             return layout.read(path, stage)

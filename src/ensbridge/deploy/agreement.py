@@ -15,7 +15,7 @@ from ensbridge.utils.inputs import Inputs, tensors_of
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
-def difference(expected: Tensor, found: Tensor) -> float:
+def difference(expected: Tensor, actual: Tensor) -> float:
     """The largest difference of logits (B, K) as a share of their scale, at least 1, in each row.
 
     >>> difference(torch.tensor([[100.0, -100.0]]), torch.tensor([[101.0, -100.0]]))
@@ -23,12 +23,14 @@ def difference(expected: Tensor, found: Tensor) -> float:
     >>> difference(torch.tensor([[torch.nan, 0.0]]), torch.tensor([[0.0, 0.0]]))
     inf
     """
-    if expected.shape != found.shape:
+    if expected.shape != actual.shape:
         return math.inf
     finite = expected.isfinite()
-    if not torch.equal(expected[~finite].nan_to_num(2.0), found[~finite].nan_to_num(2.0)):
+    if not torch.equal(expected[~finite].nan_to_num(2.0), actual[~finite].nan_to_num(2.0)):
         return math.inf
-    gaps = (expected.double() - found.double()).abs().where(finite, 0.0).nan_to_num(math.inf, posinf=math.inf)
+    gaps = (
+        (expected.double() - actual.double()).abs().where(finite, 0.0).nan_to_num(math.inf, posinf=math.inf)
+    )
     scale = expected.double().abs().where(finite, 0.0).amax(-1, keepdim=True).clamp(min=1.0)
     return float((gaps / scale).max())
 
@@ -40,4 +42,4 @@ def tolerance(model: nn.Module, images: Inputs) -> float:
     (0.0001, 0.02)
     """
     types = {tensor.dtype for tensor in (*tensors_of(images), *model.parameters())}
-    return max(TOLERANCE.get(each, 0.0) for each in types)
+    return max(TOLERANCE.get(dtype, 0.0) for dtype in types)

@@ -19,7 +19,7 @@ from torch.fx.passes.split_module import split_module
 from ensbridge.deploy.fuse import prepare_for_inference
 from ensbridge.models.fast_ensemble import FastEnsemble
 
-LANES = ("source", "bridges", "members")  # modules, or lists of them, that may run beside each other
+BRANCHES = ("source", "bridges", "members")  # modules, or lists of them, that may run beside each other
 WARM_UP = 3
 
 
@@ -37,11 +37,11 @@ def capture(model: nn.Module, images: Tensor) -> CUDAGraphModel:
         raise ValueError(f"images to capture are on the {images.device}; a CUDA graph needs them on a GPU")
     if isinstance(model, FastEnsemble):
         model = prepare_for_inference(model)
-    split, lanes = split_streams(model, images)
-    for name in lanes:
+    split, branches = split_streams(model, images)
+    for name in branches:
         compiled = torch.compile(split.get_submodule(name), dynamic=False, options={"freezing": True})
         setattr(split, name, compiled)
-    images, owner = images.clone(), _Lanes(split, lanes, images.device)
+    images, owner = images.clone(), _BranchStreams(split, branches, images.device)
     first = torch.cuda.Stream(images.device, priority=-1)  # the source's; the bridges fill what it leaves
     with torch.inference_mode():
         first.wait_stream(torch.cuda.current_stream())
@@ -94,15 +94,15 @@ class CUDAGraphModel:
 
 
 def split_streams(model: nn.Module, images: Tensor) -> tuple[fx.GraphModule, dict[str, str]]:
-    """A model as a graph of parts, and the lane of each; a part waits for what it uses alone.
+    """A model as a graph of parts, and the branch of each; a part waits for what it uses alone.
 
-    A lane is the source, a bridge, a member, or what joins them. It is cut where another lane needs a value
-    of it, so that whoever waits for an early feature does not wait for the end.
+    A branch is the source, a bridge, a member, or what joins them. It is cut where another branch needs
+    a value of it, so that whoever waits for an early feature does not wait for the end.
 
     >>> from ensbridge.models.ensemble import Ensemble
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
-    >>> split, lanes = split_streams(Ensemble(nets), torch.rand(5, 1, 2, 2))
-    >>> sorted(lanes.values()), split(torch.rand(5, 1, 2, 2))[0].shape
+    >>> split, branches = split_streams(Ensemble(nets), torch.rand(5, 1, 2, 2))
+    >>> sorted(branches.values()), split(torch.rand(5, 1, 2, 2))[0].shape
     (['', 'members.0', 'members.1'], torch.Size([5, 3]))
     """
     with torch.no_grad(), warnings.catch_warnings():
@@ -117,34 +117,35 @@ def split_streams(model: nn.Module, images: Tensor) -> tuple[fx.GraphModule, dic
     numbers = {key: number for number, key in enumerate(dict.fromkeys(stages.values()))}
     split = split_module(graph, graph, lambda node: numbers[stages[node]])  # type: ignore[arg-type]
     _own_weights(split)
-    return split, {f"submod_{number}": lane for (lane, _), number in numbers.items()}
+    return split, {f"submod_{number}": branch for (branch, _), number in numbers.items()}
 
 
 def _stages(graph: fx.GraphModule) -> dict[fx.Node, tuple[str, int]]:
-    """The lane of each operation and its stage there.
+    """The branch of each operation and its stage there.
 
-    Along a lane the stage never falls, and from lane to lane it rises: so no two parts wait for each other.
+    Along a branch the stage never falls, and from branch to branch it rises, so that no two parts wait for
+    each other.
     """
     nodes = [node for node in graph.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
-    lanes = {node: _lane(node) for node in nodes}
+    branches = {node: _branch_of(node) for node in nodes}
 
     def leaves(node: fx.Node) -> bool:
-        return any(lanes.get(user, lane) != lane for user in node.users)
+        return any(branches.get(user, branch) != branch for user in node.users)
 
-    due: dict[fx.Node, int] = {}  # before which of its lane's values that leave it a node must run
-    for lane in dict.fromkeys(lanes.values()):
-        own = [node for node in nodes if lanes[node] == lane]
-        leaving = [node for node in own if leaves(node)]
-        for node in reversed(own):
-            users = [due[user] for user in node.users if lanes.get(user) == lane]
+    due: dict[fx.Node, int] = {}  # before which of its branch's values that leave it a node must run
+    for branch in dict.fromkeys(branches.values()):
+        here = [node for node in nodes if branches[node] == branch]
+        leaving = [node for node in here if leaves(node)]
+        for node in reversed(here):
+            users = [due[user] for user in node.users if branches.get(user) == branch]
             at = leaving.index(node) if node in leaving else len(leaving)
             due[node] = min([at, *users])
     stages: dict[fx.Node, tuple[str, int]] = {}
     for node in nodes:
-        lane = lanes[node]
-        inputs = [stages[each] for each in node.all_input_nodes if each in stages]
-        waits = [stage + (other != lane) for other, stage in inputs]
-        stages[node] = lane, max([due[node], *waits])
+        branch = branches[node]
+        inputs = [stages[before] for before in node.all_input_nodes if before in stages]
+        waits = [stage + (other != branch) for other, stage in inputs]
+        stages[node] = branch, max([due[node], *waits])
     return stages
 
 
@@ -155,37 +156,37 @@ def _own_weights(split: fx.GraphModule) -> None:
             continue
         part = split.get_submodule(node.target)
         assert isinstance(part, fx.GraphModule)
-        passed = [each for each in part.graph.nodes if each.op == "placeholder"]
-        for given, place in zip(node.args, passed, strict=True):
+        passed = [inner for inner in part.graph.nodes if inner.op == "placeholder"]
+        for given, placeholder in zip(node.args, passed, strict=True):
             if given.op == "get_attr":
                 weight = operator.attrgetter(given.target)(split)
-                part.register_buffer(place.name, weight.detach())
-                with part.graph.inserting_before(place):
-                    place.replace_all_uses_with(part.graph.get_attr(place.name))
-                part.graph.erase_node(place)
+                part.register_buffer(placeholder.name, weight.detach())
+                with part.graph.inserting_before(placeholder):
+                    placeholder.replace_all_uses_with(part.graph.get_attr(placeholder.name))
+                part.graph.erase_node(placeholder)
         node.args = tuple(given for given in node.args if given.op != "get_attr")
         part.recompile()
     split.graph.eliminate_dead_code()
     split.recompile()
 
 
-def _lane(node: fx.Node) -> str:
-    """The lane of an operation, by the module that ran it; '' for what joins them."""
+def _branch_of(node: fx.Node) -> str:
+    """The branch of an operation, by the module that ran it; '' for what joins them."""
     stack: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
     path = list(stack.values())[-1][0] if stack else ""
     first, *rest = path.split(".")
-    if first not in LANES:
+    if first not in BRANCHES:
         return ""
     return ".".join([first, *rest[:1]]) if first != "source" else first
 
 
-class _Lanes(fx.Interpreter):
-    """Runs a split graph with a stream for each lane; the first lane has the current one."""
+class _BranchStreams(fx.Interpreter):
+    """Runs a split graph with a stream for each branch; the first branch has the current one."""
 
-    def __init__(self, split: fx.GraphModule, lanes: Mapping[str, str], device: torch.device) -> None:
+    def __init__(self, split: fx.GraphModule, branches: Mapping[str, str], device: torch.device) -> None:
         super().__init__(split, garbage_collect_values=False)  # memory of one stream is not for another
         self.parts = split.graph
-        self.lanes, names = lanes, list(dict.fromkeys(lanes.values()))
+        self.branches, names = branches, list(dict.fromkeys(branches.values()))
         self.streams = {name: torch.cuda.Stream(device) for name in names[1:]}
         self.done: dict[fx.Node, list[Any]] = {}  # the events to wait for before a value is used
 
@@ -203,7 +204,7 @@ class _Lanes(fx.Interpreter):
         if n.op != "call_module":
             self.done.setdefault(n, needs)
             return super().run_node(n)
-        stream = self.streams.get(self.lanes[str(n.target)], torch.cuda.current_stream())
+        stream = self.streams.get(self.branches[str(n.target)], torch.cuda.current_stream())
         for event in dict.fromkeys(needs):
             stream.wait_event(event)
         with torch.cuda.stream(stream):

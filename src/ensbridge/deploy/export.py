@@ -29,11 +29,12 @@ from ensbridge.bridge.bridge import Bridge
 from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
 from ensbridge.deploy.fuse import prepare_for_inference
 from ensbridge.deploy.saving import load
-from ensbridge.deploy.saving.description import LARGEST_IMAGE
+from ensbridge.deploy.saving.description import LARGEST_BATCH, LARGEST_IMAGE
 from ensbridge.deploy.tracing import BATCHES, batch_sizes, inputs, trace
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_folder, write_atomically
+from ensbridge.utils.input_specs import made_up_inputs
 from ensbridge.utils.inputs import Inputs, call_network, count_rows, map_inputs, shapes_of, tensors_of
 from ensbridge.utils.text import one_line
 
@@ -47,6 +48,7 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.b
 # torch's ONNX exporter rounds Python's numbers, such as temperatures, to float32 in float64 graphs too, which
 # was measured as 2e-8.
 ONNX_TOLERANCE = 1e-6
+MADE_UP = 32  # examples of inputs that are no images
 # How many times the model's own error in float32 that of an export may be, where the model's is larger than
 # what is allowed.
 ROUNDING = 4
@@ -134,12 +136,25 @@ def export_folder(
     if out is None and not Path(folder).is_dir():
         raise ValueError(f"{folder} is no folder of yours; say where the file goes with --out model.{to}")
     place = Path(folder) / f"model.{to}" if out is None else out
-    return export(fast, place, to, image_like(fast, folder, image_shape))
+    return export(fast, place, to, example_like(fast, folder, image_shape))
+
+
+def example_like(fast: FastEnsemble, folder: Path | str, image_shape: Sequence[int] | None) -> Inputs:
+    """Made-up examples of what a saved model is called with, as far as the model says it, or an image."""
+    if image_shape is None and fast.image_shape is None and fast.input_specs is not None:
+        numbers = sum(math.prod(spec.shape) for spec in fast.input_specs)
+        return made_up_inputs(fast.input_specs, max(1, min(MADE_UP, LARGEST_BATCH // numbers)))
+    return image_like(fast, folder, image_shape)
 
 
 def image_like(fast: FastEnsemble, folder: Path | str, image_shape: Sequence[int] | None) -> Tensor:
     """A black image of the shape that a saved model takes, or that is given, in the type of its weights."""
     shape = fast.image_shape if image_shape is None else tuple(image_shape)
+    if shape is None and fast.input_specs is not None:
+        takes = "; ".join(map(str, fast.input_specs))
+        raise ValueError(
+            f"{folder} takes no images ({takes}); call it from Python, or export it to onnx or pt2"
+        )
     if shape is None:
         raise ValueError(f"{folder} does not say what images it takes; give --image-shape, such as 3,32,32")
     if not shape or min(shape) < 1 or math.prod(shape) > LARGEST_IMAGE:
@@ -235,7 +250,7 @@ def _eager(model: FastEnsemble, example: Inputs, with_source: bool) -> Run:
             )
     try:
         logits = torch.cat([run(each) for each in islice(inputs(example), 2)])
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, TypeError, IndexError) as error:
         raise ValueError(cannot_take(example, error)) from error
     if not logits.isfinite().all():
         raise ValueError(

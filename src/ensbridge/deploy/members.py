@@ -103,7 +103,7 @@ def open_member(text: str, overrides: Overrides | None = None, allow: Collection
             f"torchvision:NAME@{name}"
         )
     else:
-        raise ValueError(f"{text} is no classifier that is known; give {NAMES}")
+        raise ValueError(f"{text} is not a known classifier; give {NAMES}")
     member.net.eval()
     return member
 
@@ -157,7 +157,7 @@ def parse_setting(key: str, value: str) -> Any:
         numbers = tuple(float(part) for part in re.split("[/,]", value))
     except ValueError as error:
         example = "32 or 32x48" if key == "size" else "0.5 or 0.49/0.48/0.45"
-        raise ValueError(f"{key} is {value!r}; give such as {example}") from error
+        raise ValueError(f"{key} is {value!r}; give a value such as {example}") from error
     return numbers[0] if key == "crop" else numbers
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ensbridge.deploy.batch import as_text
-from ensbridge.deploy.predict_inputs import MANIFEST, AbstractInput, Damaged
+from ensbridge.deploy.predict_inputs import MANIFEST
+from ensbridge.deploy.predict_tables import AbstractInput, Damaged
 from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
 from ensbridge.deploy.saving.places import find_model
 from ensbridge.utils.extras import need

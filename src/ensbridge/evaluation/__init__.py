@@ -5,8 +5,9 @@ Names load on first use, so that reports, which read scores alone, need no torch
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ensbridge.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ensbridge.evaluation.choices import Choice as Choice
@@ -21,23 +22,12 @@ if TYPE_CHECKING:
     from ensbridge.evaluation.uncertainty import measure_uncertainty as measure_uncertainty
     from ensbridge.evaluation.uncertainty import score_images as score_images
 
-_SCORES = ("ModelInfo", "Row", "Scores", "Summary", "name_rows", "read_scores", "summarise")
-_HOMES = {
-    "Choice": "choices",
-    "predict_each": "predict",
-    "measure_uncertainty": "uncertainty",
-    "score_images": "uncertainty",
-    **dict.fromkeys(_SCORES, "scores"),
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        value = getattr(import_module(f"ensbridge.evaluation.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'ensbridge.evaluation' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "choices": "Choice",
+        "predict": "predict_each",
+        "scores": "ModelInfo Row Scores Summary name_rows read_scores summarise",
+        "uncertainty": "measure_uncertainty score_images",
+    },
+)

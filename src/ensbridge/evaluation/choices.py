@@ -117,8 +117,8 @@ def cross_fitted_nll(predictions: _Predictions, calibrate: bool) -> Tensor:
     for number in range(min(FOLDS, len(fold))):
         fitted, judged = predictions.part(fold != number), predictions.part(fold == number)
         calibration = (fitted.fit(best) if calibrate else None) or (1.0, 0.0)
-        own = nll_per_image(judged.calibrated(best, *calibration), judged.labels)
-        losses[(fold == number).cpu()] = own.cpu().double()
+        calibrated = nll_per_image(judged.calibrated(best, *calibration), judged.labels)
+        losses[(fold == number).cpu()] = calibrated.cpu().double()
     return losses
 
 
@@ -140,7 +140,7 @@ def _compared(
     candidates: Sequence[Candidate], predictions: Sequence[_Predictions], val: ExampleSet, calibrate: bool
 ) -> tuple[Choice, ...]:
     image = next(val.batches(1))[0]
-    losses = [cross_fitted_nll(each, calibrate) for each in predictions]
+    losses = [cross_fitted_nll(prediction, calibrate) for prediction in predictions]
     best = min(range(len(losses)), key=lambda number: losses[number].mean().item())
     choices = []
     for number, (candidate, loss) in enumerate(zip(candidates, losses, strict=True)):

@@ -46,18 +46,28 @@ def evaluate(
 ) -> Scores:
     """Measure classifiers that return logits (B, K) on labelled images.
 
-    `reference` is the ensemble whose members 1..k make DE-1 … DE-M for DEE, and whose first
-    member is the unit of cost; the largest Ensemble among `models` unless given. `target` is the size of
-    the ensemble to which the gap is measured, all of the reference unless given. `val` with labels fits
-    the temperature of the calibrated NLL. `info` says what models are where they do not show it, such as
-    a network that was distilled. Data is brought to where models are, which run in evaluation mode and are
-    afterwards in the mode that they were in. With an `engine` several processes share the batches; each gets
-    the scores, which are those of one process.
+    Data is brought to where models are, which run in evaluation mode and are afterwards in the mode that
+    they were in.
 
-    `ood`, other images by the name of their set, asks what each model's uncertainty is worth, in
-    `row.uncertainty`: AURC and AUGRC, with `val` conformal prediction sets, and how well MSP, entropy, an
-    ensemble's mutual information and a bridge's disagreement with its source tell those images from the test
-    images. It takes another pass over the test images; an empty mapping takes none.
+    Args:
+        models: The classifiers, by the names that their rows get.
+        test: Labelled images.
+        val: Labelled images that the temperature of the calibrated NLL is fitted on.
+        reference: The ensemble whose first k members are DE-k, and whose first member is the unit of cost;
+            by default the largest `Ensemble` among `models`.
+        target: The size of the ensemble to which the gap is measured; by default all of the reference.
+        info: What models are where they do not show it, such as a network that was distilled.
+        dataset: A name for the data, for tables and reports.
+        class_names: Names of the classes, likewise.
+        seed: Of what is measured, for tables over several seeds.
+        batch_size: Images that run at a time.
+        engine: Several processes then share the batches; each gets the scores, which are those of one
+            process.
+        ood: Other images, by the name of their set. Asks what each model's uncertainty is worth, in
+            `row.uncertainty`: AURC and AUGRC, with `val` conformal prediction sets, and how well MSP,
+            entropy, an ensemble's mutual information and a bridge's disagreement with its source tell those
+            images from the test images. It takes another pass over the test images; an empty mapping takes
+            none.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
     >>> test = (torch.rand(20, 1, 2, 2), torch.arange(20) % 3)
@@ -252,11 +262,11 @@ def _measured(
     """The metrics of predictions, and their reliability before and after calibration."""
     stream = metrics.MetricStream(temperature=temperature or 1.0)
     stream.update(log_probs, labels)
-    before, after = tuple(Bin(*each) for each in stream.by_bin()), None
+    before, after = tuple(Bin(*values) for values in stream.by_bin()), None
     if temperature is not None:
         calibrated = metrics.MetricStream()
         calibrated.update((log_probs / temperature).log_softmax(-1), labels)
-        after = tuple(Bin(*each) for each in calibrated.by_bin())
+        after = tuple(Bin(*values) for values in calibrated.by_bin())
     return stream.compute(), Reliability(before, after)
 
 

@@ -148,15 +148,14 @@ def _measured(fast: FastEnsemble, data: ExampleSet, ensemble: Ensemble) -> Fidel
         rows = dict(zip(models, evaluator.measure(models, known={"this": ours}), strict=True))
         rows["this"] = _before_calibration(rows["this"], evaluator, raw)
         best = [_best_nll(each, data.labels) for each in by_size]
-        nearer = kls.mean().item() < source_kls.mean().item()
+        distances = kls.mean().item(), source_kls.mean().item()
         own = nll_per_image(ours, data.labels)
         without = _best_nll(alone, data.labels) if fast.source_distilled and fast.bridges else None
-        worth_it, verdict = _labelled_verdict(rows["source"].nll, best, own, without, nearer, costs)
+        worth_it, verdict = _labelled_verdict(rows["source"].nll, best, own, without, distances, costs)
         if worth_it and is_below_one(rows["this"].dee):
+            worse = f"worse than one member, DEE {dee_text(rows['this'].dee)}"
             figures = verdict.split(": ", 1)[1]
-            verdict = (
-                f"not worth it: before calibration it is worse than one member ({figures}); train longer"
-            )
+            verdict = f"not worth it: before calibration it is {worse} ({figures}); train longer"
             worth_it = False
     else:
         worth_it, verdict = _unlabelled_verdict(source_kls, kls, costs)
@@ -236,13 +235,14 @@ def _labelled_verdict(
     by_size: Sequence[Tensor],
     own: Tensor,
     alone: Tensor | None,
-    nearer: bool,
+    distances: tuple[float, float],
     costs: _Costs,
 ) -> tuple[bool, str]:
     """By NLL on labels: clearly better than the source could be, and than real members of the same cost.
 
     `by_size` has the NLL of DE-1 … DE-M at their best temperatures, for each image, as `own` has it;
-    `alone` that of the distilled source that the bridges run beside, if there is one.
+    `alone` that of the distilled source that the bridges run beside, if there is one. `distances` are its KL
+    to the ensemble and the source's.
     """
     gain, nll = by_size[0] - own, own.mean().item()
     mean, error = gain.mean().item(), standard_error(gain)
@@ -261,10 +261,11 @@ def _labelled_verdict(
             f"not worth it: {change}, but the distilled source without a bridge has "
             f"{alone.mean().item():.4f}, with the best temperature; give budget=1.0"
         )
-    if not nearer:
+    kl, source_kl = distances
+    if not kl < source_kl:
         return False, (
-            f"not worth it: {change}, but it is no nearer to the ensemble than the source is; train longer, "
-            "or give better members"
+            f"not worth it: {change}, but it is no nearer to the ensemble than the source is (KL {kl:.4f}, "
+            f"source {source_kl:.4f}); train longer, or give better members"
         )
     change += f", at ×{costs.own:.2f} the source's cost"
     # Costs add up, so that the fewest members that are as good are also the cheapest.

@@ -102,7 +102,7 @@ def predict_batch(models: Mapping[str, nn.Module], images: Inputs) -> dict[str, 
     batch = Batch(
         images,
         None,
-        feature_names=feature_names_of([(Ensemble([each.source]), each.feature or None) for each in fast]),
+        feature_names=feature_names_of([(Ensemble([model.source]), model.feature or None) for model in fast]),
     )
     crossed: dict[tuple[nn.Module, Tensor], Tensor] = {}
 

@@ -28,6 +28,7 @@ from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.named import ImageInput, NamedNetwork, input_of
 from ensbridge.training.candidates import Say
+from ensbridge.utils.files import opened_folder
 
 ALL, TRAIN, VAL, TEST = "all", "train", "val", "test"
 
@@ -61,36 +62,37 @@ def compress_named(
     """
     if len(names) < 2:
         raise ValueError(f"{len(names)} member was named; give two or more, the source first")
-    check_target(out)
-    check_origin(license)
-    members = open_members(names, overrides)
-    for member in members:
-        say(f"{member.name}: {member.words}")
-    check_source(members[0])
-    source = members[0].net
-    assert isinstance(source, NamedNetwork)
-    train, val, test = _training_parts(data, source, members, say)
-    fast = compress(
-        [member.net for member in members],
-        train.in_memory(parse_memory(memory)).data,
-        None if val is None else val.data,
-        memory=memory,
-        **options,  # type: ignore[arg-type]
-    )
-    fast.class_names = _class_names(members, val or train, source.classes)
-    fidelity = None
-    if not writes:
+    with opened_folder(out):  # which does not stay behind, empty, where a name is wrong
+        check_target(out)
+        check_origin(license)
+        members = open_members(names, overrides)
+        for member in members:
+            say(f"{member.name}: {member.words}")
+        check_source(members[0])
+        source = members[0].net
+        assert isinstance(source, NamedNetwork)
+        train, val, test = _training_parts(data, source, members, say)
+        fast = compress(
+            [member.net for member in members],
+            train.in_memory(parse_memory(memory)).data,
+            None if val is None else val.data,
+            memory=memory,
+            **options,  # type: ignore[arg-type]
+        )
+        fast.class_names = _class_names(members, val or train, source.classes)
+        fidelity = None
+        if not writes:
+            return fast, fidelity
+        if test is not None:
+            fidelity = fast.fidelity(test.data, members=[member.net for member in members])
+        fast.save(
+            out,
+            scores=fidelity,
+            license=license or _licence(members),
+            base_models=_base_models(members),
+            dataset=_title(data.test or data.val or data.data),
+        )
         return fast, fidelity
-    if test is not None:
-        fidelity = fast.fidelity(test.data, members=[member.net for member in members])
-    fast.save(
-        out,
-        scores=fidelity,
-        license=license or _licence(members),
-        base_models=_base_models(members),
-        dataset=_title(data.test or data.val or data.data),
-    )
-    return fast, fidelity
 
 
 def fidelity_named(

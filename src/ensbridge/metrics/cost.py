@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,9 +29,9 @@ def count_macs(module: nn.Module, *inputs: Any, convs_only: bool = False) -> int
 
     Inputs that come as one mapping are given by name; all are brought to where the module is.
 
-    Convolutions, linear layers, matrix products and attention count; additions of a bias, normalisation and
-    other elementwise work do not, nor do recurrent layers that run as one fused kernel. `convs_only` leaves
-    only the convolutions. The module, its buffers and the random state are afterwards as they were before.
+    Convolutions, linear and recurrent layers, matrix products and attention count; additions of a bias,
+    normalisation and other elementwise work do not. `convs_only` leaves only the convolutions. The module,
+    its buffers and the random state are afterwards as they were before.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, kernel_size=3, padding=1), nn.Flatten(), nn.Linear(8 * 4 * 4, 10))
     >>> image = torch.rand(1, 3, 4, 4)
@@ -40,7 +40,7 @@ def count_macs(module: nn.Module, *inputs: Any, convs_only: bool = False) -> int
     """
     arguments, named = unpack(to_network(inputs[0] if len(inputs) == 1 else inputs, module))
     counter = FlopCounterMode(display=False, custom_mapping=_MORE_PRODUCTS)
-    with _untouched(module, inputs) as buffers, _attention_in_the_open(), torch.no_grad(), counter:
+    with _untouched(module, inputs) as buffers, without_fused_kernels(module), torch.no_grad(), counter:
         functional_call(module, buffers, arguments, named)
     flops = counter.get_flop_counts().get("Global", {})
     return sum(count for op, count in flops.items() if not convs_only or "conv" in str(op)) // 2
@@ -68,12 +68,24 @@ def _untouched(module: nn.Module, inputs: tuple[Any, ...]) -> Iterator[dict[str,
 
 
 @contextmanager
-def _attention_in_the_open() -> Iterator[None]:
-    """Attention as plain matrix products: the counter sees nothing of its fused kernels on the CPU."""
+def without_fused_kernels(module: nn.Module) -> Iterator[None]:
+    """Attention and recurrent layers as plain matrix products: the counter sees nothing of fused kernels.
+
+    >>> lstm = nn.LSTM(2, 3)
+    >>> with without_fused_kernels(lstm), FlopCounterMode(display=False) as counter:
+    ...     _ = lstm(torch.rand(1, 1, 2))
+    >>> counter.get_total_flops() // 2
+    60
+    """
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    # No value for TF32, since any but None warns on a torch without support for Intel's GPUs.
+    mkldnn = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)  # type: ignore[arg-type]
+    # On a GPU convolutions keep their kernels, which are counted, unless there are recurrent layers as well.
+    recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+    cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), mkldnn, cudnn:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)

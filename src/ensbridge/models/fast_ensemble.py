@@ -16,6 +16,7 @@ from ensbridge.models.ensemble import Ensemble, Forward, at_least_float32, ensem
 from ensbridge.models.features import find_module, forward_with_features, uncompiled
 from ensbridge.models.input_checks import checked_inputs, refusal
 from ensbridge.models.preprocessed import Preprocess
+from ensbridge.utils.input_specs import InputSpec
 from ensbridge.utils.inputs import Inputs, pack
 from ensbridge.utils.text import one_line
 
@@ -65,7 +66,8 @@ class AbstractFastEnsemble(nn.Module, ABC):
     temperature: float
     source_logit_weight: float
     average_source: bool
-    image_shape: tuple[int, ...] | None = None  # of one example, where it is one tensor and known
+    image_shape: tuple[int, ...] | None = None  # of one example, where it is one tensor of floats and known
+    input_specs: tuple[InputSpec, ...] | None = None  # of what it is called with otherwise
 
     @abstractmethod
     def mean(self, logits: Sequence[Tensor]) -> Tensor:
@@ -94,13 +96,13 @@ class AbstractFastEnsemble(nn.Module, ABC):
         inputs = checked_inputs(inputs, self.image_shape)
         try:
             source_logits, *read = run(self.source, inputs, *self.features)
-        except (RuntimeError, TypeError) as error:
-            sentence = refusal(inputs, self.source)
-            if sentence is None:
+            source_logits = at_least_float32(source_logits)
+            logits = [call(bridge, h, source_logits) for h in read for bridge in self.bridges]
+        except (RuntimeError, TypeError, ValueError, AssertionError, IndexError) as error:
+            sentence = refusal(inputs, self.source, self.image_shape)
+            if sentence is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise ValueError(f"{sentence} ({one_line(error)})") from error
-        source_logits = at_least_float32(source_logits)
-        logits = [call(bridge, h, source_logits) for h in read for bridge in self.bridges]
         mean = self.mean([source_logits, *logits] if self.average_source or not logits else logits)
         return calibrated(mean, source_logits, self.temperature, self.source_logit_weight), source_logits
 
@@ -139,6 +141,7 @@ class FastEnsemble(AbstractFastEnsemble):
         average_source: bool = False,
         source_distilled: bool = False,
         image_shape: Sequence[int] | None = None,
+        input_specs: Sequence[InputSpec] | None = None,
         pixel_range: tuple[float, float] | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:
@@ -163,6 +166,7 @@ class FastEnsemble(AbstractFastEnsemble):
         self.members = 1 + len(bridges) if members is None else members
         # What it takes and what its classes are called, where that is known: for whoever runs it later.
         self.image_shape = None if image_shape is None else tuple(image_shape)
+        self.input_specs = None if input_specs is None else tuple(input_specs)
         self.pixel_range = pixel_range
         self.class_names = None if class_names is None else tuple(class_names)
         # What compress tried beside it, where it had a choice; no part of what is saved.
@@ -201,9 +205,14 @@ class FastEnsemble(AbstractFastEnsemble):
     ) -> Fidelity:
         """How near this comes to the real ensemble of `members` on test images, what it costs, and a verdict.
 
-        Labels are not needed; with them the verdict is by NLL. Printed, it is a few lines of text. Members
-        and `preprocess` are those that `compress` had; data is brought to where they are. `control`, a model
-        that `compress` made of the first member and a copy of it, tells what of the gain is the ensemble's.
+        Printed, it is a few lines of text. Data is brought to where the model is.
+
+        Args:
+            test: Test images. Labels are not needed; with them the verdict is by NLL.
+            members: The members that `compress` had, in their order.
+            preprocess: As `compress` had it.
+            control: A model that `compress` made of the first member and a copy of it, which tells how much
+                of the gain is due to the ensemble.
         """
         from ensbridge.evaluation.fidelity import measure_fidelity
 
@@ -224,16 +233,24 @@ class FastEnsemble(AbstractFastEnsemble):
     ) -> None:
         """Write the model into a folder that `ensbridge.load` reads; a model there is replaced as a whole.
 
-        `model.safetensors` holds weights and buffers, `config.json` what they belong to, `README.md` is a
-        model card: it has the cost for an image of `image_shape`, such as (3, 32, 32), and the figures of
-        `scores`: what `fidelity` or `evaluate` returned, or the mapping of a `scores.json`. Shape and
-        `class_names` are the model's own unless given. A source of a class that is not ensbridge's can be
-        loaded without being passed again if `build="package.models:make_net"` names the class or function
-        that, with `arguments` in JSON's types, builds it. For the card, `license` is an identifier such as
-        "apache-2.0", `base_models` are the members' names on the Hugging Face hub, and `dataset` names what
-        the scores are of. A `model.onnx` or `model.pt2` of the model that is
-        replaced is removed. While one process saves into a folder, another is refused; an empty `.lock` that
-        this takes stays behind, and is no part of the model.
+        `model.safetensors` holds weights and buffers, `config.json` what they belong to, and `README.md` is
+        a model card. A `model.onnx` or `model.pt2` of the model that is replaced is removed. While one
+        process saves into a folder, another is refused; an empty `.lock` that this takes stays behind, and
+        is no part of the model.
+
+        Args:
+            folder: Where to save.
+            build: The class or function that builds the source, as "package.models:make_net". With it a
+                source that is not ensbridge's own can be loaded without being passed again.
+            arguments: What `build` is called with, in JSON's types.
+            image_shape: The shape of one image, such as (3, 32, 32), for the cost on the card; by default
+                the model's.
+            class_names: By default the model's.
+            scores: Figures for the card: what `fidelity` or `evaluate` returned, or the mapping of a
+                `scores.json`.
+            license: An identifier for the card, such as "apache-2.0".
+            base_models: The members' names on the Hugging Face hub, for the card.
+            dataset: What the scores are of, for the card.
 
         >>> import tempfile
         >>> from ensbridge.bridge import Bridge

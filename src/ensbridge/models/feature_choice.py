@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ensbridge.metrics.cost import count_macs
+from ensbridge.metrics.cost import count_macs, without_fused_kernels
 from ensbridge.models.features import Hook, forward_with_features, plain_name, run_with_hooks, uncompiled
 from ensbridge.models.sizing import cheapest_macs, fitting_score, has_channels_last
 from ensbridge.utils.devices import evaluation_mode
@@ -43,7 +43,7 @@ def list_features(net: nn.Module, image: Inputs) -> list[Feature]:
         return lambda _module, _inputs, output: seen.append((name, output, counter.get_total_flops()))
 
     hooks = {module: [record(name)] for name, module in _names_of(net).items()}
-    with torch.no_grad(), evaluation_mode([net]), counter:
+    with torch.no_grad(), evaluation_mode([net]), without_fused_kernels(net), counter:
         run_with_hooks(net, _two_of(image), hooks)
     total = max(counter.get_total_flops(), 1)
     runs = Counter(name for name, _, _ in seen)
@@ -72,6 +72,14 @@ def _trouble(feature: Tensor) -> str | None:
     if feature.ndim not in (2, 3, 4) or len(feature) != 2:
         return f"is of shape {tuple(feature.shape)} for 2 images"
     return None
+
+
+class NoBridgeFits(ValueError):
+    """There is nothing that a bridge could read, or no bridge for the budget."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -123,14 +131,15 @@ def choose_feature(
         for candidate in candidates
     ]
     if not prices:
-        raise ValueError(
-            "the source has no feature that a bridge can read; name a module that returns a map, tokens or a "
-            "vector, or give budget=1.0 for a network without bridges"
+        raise NoBridgeFits(
+            "the source has no feature that a bridge can read",
+            "name a module that returns a map, tokens or a vector, or give budget=1.0 for a network without "
+            "bridges",
         )
     cheapest = math.ceil(100 * (1 + bridges * min(prices) / whole)) / 100  # rounded up: it is to be followed
-    raise ValueError(
-        f"no bridge fits ×{budget:g} the source's cost: the cheapest makes ×{cheapest:.2f}; raise budget to "
-        "that, name another feature, or give budget=1.0 for a network without bridges"
+    raise NoBridgeFits(
+        f"no bridge fits ×{budget:g} the source's cost: the cheapest makes ×{cheapest:.2f}",
+        "raise budget to that, name another feature, or give budget=1.0 for a network without bridges",
     )
 
 

@@ -34,7 +34,7 @@ class FRN(nn.Module):
         if _is_fused(x):
             return frn(x, None, None, self.gamma, self.beta, self.tau, self.eps, False)[0]
         wide = x if x.dtype == torch.float64 else x.float()
-        gamma, beta, tau = (each.view(1, -1, 1, 1) for each in (self.gamma, self.beta, self.tau))
+        gamma, beta, tau = (weight.view(1, -1, 1, 1) for weight in (self.gamma, self.beta, self.tau))
         scale = (wide.square().mean((2, 3), keepdim=True) + self.eps).rsqrt() * gamma
         # max(y, τ) as relu(y - τ) + τ, whose backward is one pass instead of the maximum's six.
         return (torch.relu(wide * scale + (beta - tau)) + tau).to(x.dtype)

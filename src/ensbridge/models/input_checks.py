@@ -22,12 +22,13 @@ def kind_of(inputs: Inputs) -> str:
 def checked_inputs(inputs: Inputs, shape: Sequence[int] | None) -> Inputs:
     """Inputs with uint8 images as floats from 0 to 1; refused where they are not of a model's dimensions.
 
-    Height and width may be others than `shape` has them, where that is known at all: many networks take any.
+    Sizes may be others than `shape` has them, where that is known at all, but for the channels of images:
+    many networks take images of any height and width, and sequences of any length.
     """
     inputs = map_inputs(as_floats, inputs)
     if shape is None or not isinstance(inputs, Tensor):
         return inputs
-    if inputs.ndim != len(shape) + 1 or inputs.shape[1] != shape[0]:
+    if inputs.ndim != len(shape) + 1 or (are_images(inputs) and inputs.shape[1] != shape[0]):
         given, takes = tuple(inputs.shape), ", ".join(map(str, ("B", *shape)))
         raise ValueError(
             f"{kind_of(inputs)} have shape {given}; this model takes ({takes}){_hint(inputs, shape)}"
@@ -44,12 +45,18 @@ def _hint(inputs: Tensor, shape: Sequence[int]) -> str:
     return ""
 
 
-def refusal(inputs: Inputs, net: nn.Module) -> str | None:
-    """Why a network failed on inputs, where their types, places or sizes tell it; None where they do not."""
+def refusal(inputs: Inputs, net: nn.Module, shape: Sequence[int] | None = None) -> str | None:
+    """Why a network failed on inputs, where their types, places or sizes tell it; None where they do not.
+
+    `shape` is that of the examples it was trained on, where it is known.
+    """
     remedy = remedy_for(inputs, net)
-    if remedy is None:
+    if remedy is not None:
+        return f"the model cannot take {kind_of(inputs)} of {shapes_of(inputs)}; {remedy}"
+    if shape is None or not isinstance(inputs, Tensor) or inputs.shape[1:] == tuple(shape):
         return None
-    return f"the model cannot take {kind_of(inputs)} of {shapes_of(inputs)}; {remedy}"
+    given, trained = tuple(inputs.shape), ", ".join(map(str, ("B", *shape)))
+    return f"{kind_of(inputs)} have shape {given}, which the model cannot take; it was trained on ({trained})"
 
 
 def remedy_for(inputs: Inputs, net: nn.Module) -> str | None:

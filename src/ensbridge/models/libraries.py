@@ -74,7 +74,9 @@ def build_network(
 ) -> nn.Module:
     """A classifier with the weights that its constructor draws."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{short(name)} is no name of a network of {library}; give one such as 'resnet18'")
+        raise ValueError(
+            f"{short(name)} is not the name of a network of {library}; give one such as 'resnet18'"
+        )
     if settings and library != "transformers":
         raise ValueError(f"settings are {short(dict(settings))}; networks of {library} have none")
     if library == "transformers":
@@ -110,8 +112,7 @@ def _from_transformers(name: str, classes: int, settings: Mapping[str, Any]) -> 
     transformers = import_library("transformers")
     if name not in TRANSFORMERS:
         raise ValueError(
-            f"{name!r} is none of the kinds of classifiers that are built; these are: "
-            f"{', '.join(TRANSFORMERS)}"
+            f"{name!r} is not a supported kind of classifier; there are: {', '.join(TRANSFORMERS)}"
         )
     config = transformers.CONFIG_MAPPING[name]
     known = known_settings(config)
@@ -129,8 +130,8 @@ def _from_transformers(name: str, classes: int, settings: Mapping[str, Any]) -> 
 def known_settings(config: type) -> set[str]:
     """What a class of configurations declares itself, beyond what all of them have."""
     base = import_module("transformers").PretrainedConfig
-    own = set(inspect.signature(config).parameters) - set(inspect.signature(base).parameters)
-    return {name for name in own if not name.startswith("_") and name not in ("kwargs", "num_labels")}
+    added = set(inspect.signature(config).parameters) - set(inspect.signature(base).parameters)
+    return {name for name in added if not name.startswith("_") and name not in ("kwargs", "num_labels")}
 
 
 def plain_settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,4 +70,4 @@ def with_preprocessing(
         counts = f"{len(preprocess)} entries for {len(members)} members"
         raise ValueError(f"preprocess has {counts}; give one each, or None")
     pairs = zip(members, preprocess, strict=True)
-    return [member if own is None else Preprocessed(member, own) for member, own in pairs]
+    return [member if function is None else Preprocessed(member, function) for member, function in pairs]

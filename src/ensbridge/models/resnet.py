@@ -81,7 +81,7 @@ class ResNet(nn.Module):
             )
         if classes < 2:
             raise ValueError(f"classes is {classes}; a classifier needs at least 2")
-        mean, std = ([float(value) for value in each] for each in (mean, std))
+        mean, std = ([float(value) for value in values] for values in (mean, std))
         self._arguments = {
             "blocks": list(blocks),
             "widths": list(widths),

@@ -112,8 +112,10 @@ def fitting_score(
     # A feature that even the narrowest are too dear for is left at once: there may be many such.
     if cheapest_macs(feature, classes, channels_last) > most_macs:
         return None
-    fitting = [each for each in _priced(feature, classes, channels_last) if each[0] <= most_macs]
-    return max(fitting, key=lambda each: each[0])[1]
+    fitting = [
+        candidate for candidate in _priced(feature, classes, channels_last) if candidate[0] <= most_macs
+    ]
+    return max(fitting, key=lambda candidate: candidate[0])[1]
 
 
 def cheapest_macs(feature: Tensor, classes: int, channels_last: bool = False) -> float:

@@ -103,8 +103,8 @@ def _reason(error: Exception) -> str:
     'it holds my.Net, which is more than tensors'
     """
     text = str(error)
-    if found := re.search(r"GLOBAL (\S+) was not an allowed global", text):
-        return f"it holds {visible(found[1][:200])}, which is more than tensors"
+    if match := re.search(r"GLOBAL (\S+) was not an allowed global", text):
+        return f"it holds {visible(match[1][:200])}, which is more than tensors"
     if "TorchScript" in text:
         return "it is a TorchScript archive"
     if "Weights only load failed" in text:

@@ -29,6 +29,7 @@ from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.feature_choice import FeatureChoice
 from ensbridge.training.batches import TrainData, device_of_data, total_steps
+from ensbridge.training.compress_inputs import CannotDistil
 from ensbridge.training.config import FitConfig, derive_seed
 from ensbridge.training.distributed import Engine
 from ensbridge.training.fit import TimeBudgetExceeded, fit
@@ -49,6 +50,8 @@ EMA = EmaRule(0.995)
 # By what the source's logits are divided, beside a member and beside a distilled source; where validation
 # images have no labels to choose by, the first.
 TEMPERATURES, DISTILLED_TEMPERATURES = (2.0, 4.0), (2.0, 1.5, 3.0)
+# The distillation's rate, of SGD, from the source's weights and from new ones, and its weight decay.
+DISTIL_LR, FRESH_LR, DISTIL_WEIGHT_DECAY = 0.05, 0.1, 5e-4
 DISTILLED = "distilled"  # the name of that method
 _BY_SGD = ((DISTILLED, ""), (DISTILLED, "source"))  # methods and their parts that are networks, not bridges
 
@@ -89,10 +92,15 @@ class CandidateTraining:
 
     def run(self, source: Source, student: Callable[[], nn.Module]) -> list[Candidate]:
         """Train what `source` asks for; `student` makes the network that is distilled."""
-        methods = self.methods(source, student)
         try:
+            methods = self.methods(source, student)
             if methods:
                 self._fit(methods, self.configs(methods))
+        except CannotDistil as error:
+            if source != "auto":
+                raise
+            self.say(f"{error.reason}, so {self._left()}; to distil it, {error.remedy}")
+            return self._without_distillation(student)
         except FloatingPointError as error:
             if source == "frozen":
                 raise
@@ -101,11 +109,19 @@ class CandidateTraining:
                     f"the distillation failed, as its loss or a gradient was not finite; give a distil_lr "
                     f"below {self.distil.lr:g}, or source='frozen'"
                 ) from error
-            left = "bridges are trained without it" if self.plan else "the source stays as it is"
-            self.say(f"the distillation failed, so {left}; a distil_lr below {self.distil.lr:g} may help")
-            alone = replace(self, run_dir=self._folder("without-distillation"))
-            return [self._source(), *(alone.run("frozen", student) if self.plan else [])]
+            remedy = f"a distil_lr below {self.distil.lr:g} may help"
+            self.say(f"the distillation failed, so {self._left()}; {remedy}")
+            return self._without_distillation(student)
         return self.candidates(source, methods)
+
+    def _left(self) -> str:
+        """What is left without distillation, in words."""
+        return "bridges are trained without it" if self.plan else "the source stays as it is"
+
+    def _without_distillation(self, student: Callable[[], nn.Module]) -> list[Candidate]:
+        """The source alone, and with bridges where there are some."""
+        alone = replace(self, run_dir=self._folder("without-distillation"))
+        return [self._source(), *(alone.run("frozen", student) if self.plan else [])]
 
     def methods(self, source: Source, student: Callable[[], nn.Module]) -> dict[str, AbstractMethod]:
         """What is trained side by side, by name: bridges beside the first member, and the distillation."""

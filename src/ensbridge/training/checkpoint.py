@@ -105,7 +105,7 @@ class RunFolder:
             if difference := first_difference(old, new):
                 raise ValueError(
                     f"{self.path} was made with another configuration ({difference}); "
-                    "choose another folder, or delete this one to begin anew"
+                    "choose another folder, or delete this one to start again"
                 )
         elif any(True for pattern in OUTPUTS for _ in self.path.glob(pattern)):
             raise ValueError(f"{self.path} holds results without their config.json; choose another folder")

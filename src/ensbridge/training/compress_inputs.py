@@ -136,6 +136,14 @@ def copy_of(source: nn.Module, say: Callable[[str], None]) -> nn.Module:
         return source
 
 
+class CannotDistil(ValueError):
+    """No copy of the source can be distilled."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}, or give source='frozen'")
+        self.reason, self.remedy = reason, remedy
+
+
 def student_of(
     source: nn.Module,
     factory: Callable[[], nn.Module] | None,
@@ -148,9 +156,9 @@ def student_of(
         try:
             student = copy.deepcopy(source)
         except Exception as error:  # whatever a network keeps that cannot be copied
-            raise ValueError(
-                f"the first member cannot be copied ({one_line(error)}); give factory=, which builds such a "
-                "network, or source='frozen'"
+            raise CannotDistil(
+                f"the first member cannot be copied ({one_line(error)})",
+                "give factory=, which builds such a network",
             ) from error
     else:
         with torch.random.fork_rng(devices=[]):
@@ -167,9 +175,9 @@ def student_of(
     weights = list(student.parameters())
     if not weights or any(weight.dtype not in (torch.float32, torch.float64) for weight in weights):
         kinds = ", ".join(sorted({str(weight.dtype) for weight in weights})) or "none"
-        raise ValueError(
-            f"the first member's weights are {kinds}, and only float32 or float64 can be distilled; give it "
-            "as .float(), or source='frozen'"
+        raise CannotDistil(
+            f"the first member's weights are {kinds}, and only float32 or float64 can be distilled",
+            "bring every network and the inputs to float32, each with .float()",
         )
     return student.to(device).requires_grad_()
 

@@ -30,9 +30,21 @@ Precision = Literal["auto", "float32", "bfloat16"]
 class FitConfig:
     """How to train: the rate falls along a cosine to 0 over all steps, after an optional linear warm-up.
 
-    `precision` "auto" is bfloat16, where that is safe, in compiled steps on a GPU and float32 elsewhere.
-    `seed` decides the order of images and every draw. `checkpoint_every` and `log_every` count steps and
-    may be changed between the runs on one folder.
+    Args:
+        epochs: Passes over the data, which need not be whole.
+        batch_size: Images per step, of all processes together.
+        lr: The highest learning rate.
+        optimizer: "adam" or "sgd".
+        momentum: Of SGD.
+        weight_decay: Of either optimiser.
+        warmup_steps: Steps over which the rate rises.
+        warmup_lr: Where it rises from.
+        augment: What is done to each batch.
+        precision: "auto" is bfloat16, where that is safe, in compiled steps on a GPU, and float32 elsewhere.
+        seed: Decides the order of images and every draw.
+        checkpoint_every: Steps between checkpoints, which may be changed between the runs on one folder.
+        log_every: Steps between lines of the log, likewise.
+        steps: In place of `epochs`, where nobody knows how many images there are.
 
     >>> FitConfig(epochs=2, batch_size=50, lr=0.1).total_steps(600)
     24
@@ -134,13 +146,13 @@ class PerMemberShuffle(FitConfig):
     @classmethod
     def of(cls, config: FitConfig, seeds: Sequence[int]) -> PerMemberShuffle:
         """The configuration of as many networks as there are seeds."""
-        own = {each.name: getattr(config, each.name) for each in fields(config)}
-        return cls(**own | {"seed": seeds[0], "seeds": tuple(seeds)})
+        settings = {field.name: getattr(config, field.name) for field in fields(config)}
+        return cls(**settings | {"seed": seeds[0], "seeds": tuple(seeds)})
 
     def indices(self, images: int, step: int) -> Tensor:
         """The images of every network's own batch."""
-        own = [FitConfig(self.epochs, self.batch_size, self.lr, seed=seed) for seed in self.seeds]
-        return torch.cat([config.indices(images, step) for config in own])
+        configs = [FitConfig(self.epochs, self.batch_size, self.lr, seed=seed) for seed in self.seeds]
+        return torch.cat([config.indices(images, step) for config in configs])
 
 
 def describe_config(config: FitConfig) -> dict[str, Any]:

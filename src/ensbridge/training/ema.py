@@ -45,12 +45,12 @@ class Average:
         for decay, (moving, counted) in zip(decays, self._parts, strict=True):
             # All tensors in a few kernels: a captured step would be long with three for each.
             if moving:
-                averages, lives = (list(each) for each in zip(*moving, strict=True))
+                averages, lives = (list(tensors) for tensors in zip(*moving, strict=True))
                 changes = torch._foreach_sub(lives, averages)
                 torch._foreach_mul_(changes, 1 - decay)
                 torch._foreach_add_(averages, changes)
             if counted:
-                averages, lives = (list(each) for each in zip(*counted, strict=True))
+                averages, lives = (list(tensors) for tensors in zip(*counted, strict=True))
                 torch._foreach_copy_(averages, lives)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

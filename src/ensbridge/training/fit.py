@@ -63,18 +63,25 @@ def fit(
 ) -> FitResult:
     """Train a method's student in place; a folder that holds a part of the run is resumed.
 
-    Killed at any moment and run again, it ends on the CPU with the same weights to the bit. The student is
-    left in evaluation mode, with its averaged weights where the method asks for an average. The methods of a
-    `JointTraining` may have a configuration each, by name, which agree in all that decides the batches. Data
-    on a GPU is trained with "captured" steps, compiled and in a CUDA graph; where that fails, a warning says
-    why and "compiled" ones follow, then "eager" ones, which are all there is on the CPU. `step` asks for one
-    kind and no other.
-    A checkpoint is written as often as the configuration says, and whenever half a minute has passed. At the
-    `deadline`, a moment of `time.monotonic()`, one more is written and `TimeBudgetExceeded` is raised; the
-    student is then left as it would be at the end of training, with its averaged weights.
-    With an `engine` this process is one of several that train the same student: each takes its slice of
-    every batch, or its part of a stream, steps are eager, and the first process keeps the folder. `timing`
-    is told where the time goes.
+    Killed at any moment and run again, it ends on the CPU with the same weights to the bit. A checkpoint is
+    written as often as the configuration says, and whenever half a minute has passed. The student is left in
+    evaluation mode, with its averaged weights where the method asks for an average.
+
+    Args:
+        method: The method, or a `JointTraining` of several on the same batches.
+        train: Images and labels, or images alone for a method that needs no labels.
+        config: How to train. The methods of a `JointTraining` may have one each, by name, which agree in all
+            that decides the batches.
+        run_dir: A folder for checkpoints, in which the same call resumes.
+        progress: Called after each step with the step, the number of steps and the loss.
+        step: One kind of step and no other. Without it, data on a GPU is trained with "captured" steps,
+            compiled and in a CUDA graph; where that fails, a warning says why and "compiled" ones follow,
+            then "eager" ones, which are all there is on the CPU.
+        deadline: A moment of `time.monotonic()` at which one more checkpoint is written and
+            `TimeBudgetExceeded` raised; the student is then left as at the end of training.
+        engine: Makes this process one of several that train the same student: each takes its slice of every
+            batch, or its part of a stream, steps are eager, and the first process keeps the folder.
+        timing: Told where the time goes.
 
     >>> from ensbridge.methods import DeepEnsemble
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))

@@ -51,8 +51,8 @@ class Optimizers:
         self.total = total
         configs = {"": config} if isinstance(config, FitConfig) else config
         self.parts = {
-            name: (_optimizer(own, method.student.get_submodule(name), captured), own)
-            for name, own in configs.items()
+            name: (_optimizer(fit, method.student.get_submodule(name), captured), fit)
+            for name, fit in configs.items()
         }
 
     @property
@@ -108,20 +108,20 @@ class Optimizers:
             for name, (optimizer, config) in self.parts.items()
             for index, weight in enumerate(optimizer.param_groups[0]["params"])
         }
-        found: dict[tuple[str, str], dict[str, Tensor]] = {}
+        memories: dict[tuple[str, str], dict[str, Tensor]] = {}
         for path, tensor in tensors.items():
             name, index, key = ["", "", *path.rsplit("/", 2)][-3:]
-            found.setdefault((name, index), {})[key] = tensor
-        for place, memory in found.items():
-            weight, keys = weights.get(place, (None, set()))
+            memories.setdefault((name, index), {})[key] = tensor
+        for slot, memory in memories.items():
+            weight, keys = weights.get(slot, (None, set()))
             if weight is None or memory.keys() != keys:
-                raise ValueError(f"optimizer{'/'.join(place)} has {short(sorted(memory))}")
+                raise ValueError(f"optimizer{'/'.join(slot)} has {short(sorted(memory))}")
             for key, tensor in memory.items():
                 fits = (tensor.shape, tensor.dtype) == (weight.shape, weight.dtype)
                 if key == "step":
                     fits = tensor.is_floating_point() and tensor.ndim == 0 and 0 <= float(tensor) <= step
                 if not fits:
-                    raise ValueError(f"optimizer{'/'.join(place)}/{key} does not fit its weight")
+                    raise ValueError(f"optimizer{'/'.join(slot)}/{key} does not fit its weight")
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load saved memory, in place where there is some: a captured step keeps using it."""

@@ -98,5 +98,5 @@ def average_buffers(buffers: Buffers, share: float, engine: Engine) -> None:
         return
     moves = [torch.where(now == before, 0, now - before).double().flatten() for now, before in moved]
     mean = engine.sum(torch.cat(moves) * share)
-    for (now, before), move in zip(moved, mean.split([len(each) for each in moves]), strict=True):
+    for (now, before), move in zip(moved, mean.split([len(part) for part in moves]), strict=True):
         now.copy_(before + move.view_as(before))

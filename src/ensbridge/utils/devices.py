@@ -19,16 +19,14 @@ def find_device(name: torch.device | str) -> torch.device:
     device(type='cpu')
     >>> find_device("gpu")
     Traceback (most recent call last):
-    ValueError: the device is 'gpu'; give such as 'cpu' or 'cuda'
+    ValueError: the device is 'gpu'; give 'cpu' or 'cuda'
     """
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"the device is {str(name)!r}; give such as 'cpu' or 'cuda'") from error
+        raise ValueError(f"the device is {str(name)!r}; give 'cpu' or 'cuda'") from error
     if device.type == "meta":
-        raise ValueError(
-            "the device is 'meta', on which tensors have no values; give such as 'cpu' or 'cuda'"
-        )
+        raise ValueError("the device is 'meta', on which tensors have no values; give 'cpu' or 'cuda'")
     if device.type == "cuda":
         _check_gpu(device)
     else:

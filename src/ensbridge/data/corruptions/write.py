@@ -198,7 +198,7 @@ def _resume(folder: Path, made: dict[str, Any]) -> dict[str, Any]:
         return manifest
     manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise ValueError(f"{path} is no manifest of a corrupted set; choose another folder")
+        raise ValueError(f"{path} is not a manifest of a corrupted set; choose another folder")
     for field, value in made.items():
         if manifest.get(field) != value:
             raise ValueError(

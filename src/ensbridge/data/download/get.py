@@ -59,7 +59,9 @@ def _still_right(known: DatasetInfo, path: Path, stage: Stage) -> None:
     try:
         known.verify(open_path(path, stage), path)
     except ValueError as error:
-        raise ValueError(f"{error}; move {path.name} away, and the same command gets the set anew") from error
+        raise ValueError(
+            f"{error}; move {path.name} away, and the same command downloads it again"
+        ) from error
 
 
 def _from_sources(
@@ -86,8 +88,8 @@ def _from_sources(
         except Unavailable as error:
             reasons.append(str(error))
     raise ValueError(
-        f"{known.name} cannot be had: {'; '.join(reasons)}; bring {known.url} to {archive} by another way, "
-        "and run this again"
+        f"{known.name} cannot be downloaded: {'; '.join(reasons)}; download {known.url} to {archive} by "
+        "other means, and run this again"
     )
 
 

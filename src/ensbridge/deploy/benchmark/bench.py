@@ -18,7 +18,7 @@ from ensbridge.deploy.benchmark.memory import RESOLUTION, cores, pinned
 from ensbridge.deploy.benchmark.ratios import SPREAD, Ratio, quantile, ratio_of
 from ensbridge.deploy.benchmark.rounds import Clock, time_rounds
 from ensbridge.deploy.benchmark.runtimes import RUNTIMES, CannotRun, Runtime, ready
-from ensbridge.deploy.export import cannot_take, check_fast, image_like
+from ensbridge.deploy.export import cannot_take, check_fast, example_like
 from ensbridge.deploy.fuse import InferenceModel, prepare_for_inference
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.description import LARGEST_BATCH
@@ -26,6 +26,7 @@ from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import read_logits
+from ensbridge.utils.inputs import Inputs, count_rows, map_inputs, tensors_of
 from ensbridge.utils.progress import Stage, silent
 
 ONE = "one member"
@@ -68,7 +69,7 @@ class Benchmark:
     model: str
     bridges: int
     members: int
-    image_shape: tuple[int, ...]
+    image_shape: tuple[int, ...] | None  # None where it takes more than one tensor
     device: str
     threads: int
     machine: dict[str, str | None]
@@ -109,13 +110,13 @@ def bench_folder(
 ) -> Benchmark:
     """Measure a saved model; choices are those of `bench`."""
     fast = load(folder, allow=allow)
-    image = image_like(fast, folder, image_shape)
-    return bench(fast.to(device), image.to(device), name=str(folder), **choices)
+    example = map_inputs(lambda tensor: tensor.to(device), example_like(fast, folder, image_shape))
+    return bench(fast.to(device), example, name=str(folder), **choices)
 
 
 def bench(
     fast: FastEnsemble,
-    image: Tensor,
+    example: Inputs,
     *,
     name: str = "",
     runtimes: Sequence[Runtime] = RUNTIMES,
@@ -127,8 +128,9 @@ def bench(
     tell: Tell = lambda table: None,
     clock: Clock | None = None,
 ) -> Benchmark:
-    """Measure one member, source + bridge and DE-2 … DE-M on images like `image` (1, …), on its device.
+    """Measure one member, source + bridge and DE-2 … DE-M on batches like `example`, on its device.
 
+    Floats are drawn at random; whole numbers, such as tokens and their masks, are rows of the example.
     M is the members that the model stands for, or 10 if they are more.
     Source and bridges are run as `prepare_for_inference` has them, in every runtime. MACs and parameters are
     those of the model itself. Memory is the weights and what a call needs beside them: on a GPU by torch's
@@ -145,16 +147,17 @@ def bench(
     >>> [row.model for row in result.tables[0].rows], result.tables[0].rows[1].ratio.reason
     (['one member', 'source + bridge', 'DE-2', 'DE-3'], '1 round: too few; give at least 6')
     """
-    _check(fast, image, runtimes, batches, rounds, seconds)
+    _check(fast, example, runtimes, batches, rounds, seconds)
+    device = tensors_of(example)[0].device
     threads = len(cores()) if threads is None else threads
     fast = copy.deepcopy(fast).eval().requires_grad_(False)
     models = _models(fast)
     with pinned(threads):
-        costs = _costs(fast, image)
+        costs = _costs(fast, map_inputs(lambda tensor: tensor[:1], example))
         tables = []
         for runtime in dict.fromkeys(runtimes):
             for batch in dict.fromkeys(batches):
-                images = _images(image, batch)
+                images = _batch(example, batch)
                 tables.append(
                     _table(runtime, fast, models, costs, images, threads, rounds, seconds, begin, clock)
                 )
@@ -163,10 +166,10 @@ def bench(
         name,
         len(fast.bridges),
         fast.members,
-        tuple(image.shape[1:]),
-        image.device.type,
+        tuple(example.shape[1:]) if isinstance(example, Tensor) else None,
+        device.type,
         threads,
-        _machine(image.device),
+        _machine(device),
         tuple(tables),
     )
 
@@ -178,8 +181,8 @@ class _Member(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, images: Tensor) -> Tensor:
-        return read_logits(self.net(images))
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        return read_logits(self.net(*inputs, **named))
 
 
 def _models(fast: FastEnsemble) -> dict[str, nn.Module]:
@@ -198,12 +201,12 @@ def _ensembles(fast: FastEnsemble) -> range:
     return range(2, min(fast.members, LARGEST_ENSEMBLE) + 1)
 
 
-def _costs(fast: FastEnsemble, image: Tensor) -> dict[str, tuple[int, int]]:
+def _costs(fast: FastEnsemble, image: Inputs) -> dict[str, tuple[int, int]]:
     """MACs and parameters by name, of the networks as they were trained; the first look at the images."""
     try:
         one = count_macs(fast.source, image), count_params(fast.source)
         costs = {ONE: one, _fast_name(len(fast.bridges)): (count_macs(fast, image), count_params(fast))}
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, TypeError, IndexError) as error:
         raise ValueError(cannot_take(image, error)) from error
     for count in _ensembles(fast):
         costs[f"DE-{count}"] = (count * one[0], count * one[1])
@@ -215,14 +218,15 @@ def _table(
     fast: FastEnsemble,
     models: dict[str, nn.Module],
     costs: dict[str, tuple[int, int]],
-    images: Tensor,
+    images: Inputs,
     threads: int,
     rounds: int,
     seconds: float,
     begin: Stage,
     clock: Clock | None,
 ) -> Table:
-    words = f"{runtime} {len(images)}"
+    count, device = count_rows(images), tensors_of(images)[0].device
+    words = f"{runtime} {count}"
     advance = begin(f"{words}: build", len(models), "models")
     runners = {}
     try:
@@ -234,7 +238,7 @@ def _table(
             runners[name] = ready(runtime, model, images, threads, truth)
             advance(1)
     except CannotRun as error:
-        return Table(runtime, len(images), 0, 0, (), str(error))
+        return Table(runtime, count, 0, 0, (), str(error))
     calls = {name: runner.call for name, runner in runners.items()}
     own_clock = {} if clock is None else {"clock": clock}
     timings = time_rounds(
@@ -244,9 +248,9 @@ def _table(
     for name, times in timings.times.items():
         middle, low, high = (quantile(times, share) for share in (0.5, *SPREAD))
         ratio = None if name == ONE else ratio_of(times, timings.times[ONE])
-        memory = _told(runners[name].memory, images.device)
+        memory = _told(runners[name].memory, device)
         rows.append(Row(name, *costs[name], *memory, middle, low, high, ratio))
-    return Table(runtime, len(images), len(timings.times[ONE]), timings.calls, tuple(rows))
+    return Table(runtime, count, len(timings.times[ONE]), timings.calls, tuple(rows))
 
 
 def _told(memory: int | None, device: torch.device) -> tuple[int | None, int | None]:
@@ -256,30 +260,39 @@ def _told(memory: int | None, device: torch.device) -> tuple[int | None, int | N
     return memory, None
 
 
-def _images(image: Tensor, batch: int) -> Tensor:
-    draws = torch.rand(batch, *image.shape[1:], generator=torch.Generator().manual_seed(0))
-    return draws.to(image.device, image.dtype)
+def _batch(example: Inputs, count: int) -> Inputs:
+    """So many examples: floats at random, whole numbers from rows of the example."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.arange(count) % count_rows(example)
+
+    def draw(part: Tensor) -> Tensor:
+        if not part.is_floating_point():
+            return part[rows.to(part.device)]
+        return torch.rand(count, *part.shape[1:], generator=generator).to(part.device, part.dtype)
+
+    return map_inputs(draw, example)
 
 
 def _check(
     fast: FastEnsemble,
-    image: Tensor,
+    example: Inputs,
     runtimes: Sequence[str],
     batches: Sequence[int],
     rounds: int,
     seconds: float,
 ) -> None:
     check_fast(fast)
+    size = sum(tensor[0].numel() for tensor in tensors_of(example))
     for runtime in runtimes:
         if runtime not in RUNTIMES:
             raise ValueError(f"runtime is {runtime!r}; it must be one of {', '.join(RUNTIMES)}")
     for batch in batches:
         if not 1 <= batch <= MOST_IMAGES:
             raise ValueError(f"batch is {batch}; give 1 to {MOST_IMAGES} images")
-        if batch > 1 and batch * image.numel() > LARGEST_BATCH:
+        if batch > 1 and batch * size > LARGEST_BATCH:
             raise ValueError(
-                f"batch is {batch} images of {image.numel():,} numbers; at most {LARGEST_BATCH:,} are timed "
-                f"at once, so give --batch {max(1, LARGEST_BATCH // image.numel())} or less"
+                f"batch is {batch} images of {size:,} numbers; at most {LARGEST_BATCH:,} are timed "
+                f"at once, so give --batch {max(1, LARGEST_BATCH // size)} or less"
             )
     if rounds < 1:
         raise ValueError(f"rounds is {rounds}; give at least 1, and 6 or more for ratios")

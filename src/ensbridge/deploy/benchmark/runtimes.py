@@ -16,7 +16,9 @@ from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
 from ensbridge.deploy.benchmark.memory import peak_memory, resident
 from ensbridge.deploy.cuda_graph import capture
 from ensbridge.deploy.export import onnx_bytes, silence, trace
+from ensbridge.deploy.tracing import input_names
 from ensbridge.utils.extras import missing
+from ensbridge.utils.inputs import Inputs, call_network, tensors_of, unpack
 from ensbridge.utils.text import one_line
 
 Runtime = Literal["eager", "compiled", "onnxruntime"]
@@ -36,7 +38,7 @@ class Runner:
     memory: int | None  # bytes: weights and what a call needs beside them
 
 
-def ready(runtime: Runtime, model: nn.Module, images: Tensor, threads: int, truth: nn.Module) -> Runner:
+def ready(runtime: Runtime, model: nn.Module, images: Inputs, threads: int, truth: nn.Module) -> Runner:
     """Bring a model into a runtime, run it, and see that its logits are those of `truth` in eager torch."""
     _check(runtime, images)
     try:
@@ -51,57 +53,67 @@ def ready(runtime: Runtime, model: nn.Module, images: Tensor, threads: int, trut
         raise CannotRun(f"{runtime} cannot run this model: {one_line(error)}") from error
     gap = difference(expected.float().cpu(), logits.float().cpu())
     # A GPU multiplies float32 with fewer digits inside of convolutions.
-    allowed = max(tolerance(truth, images), TOLERANCE[torch.float16] if images.is_cuda else 0.0)
+    allowed = max(tolerance(truth, images), TOLERANCE[torch.float16] if _on_gpu(images) else 0.0)
     if not gap <= allowed:
         raise CannotRun(f"{runtime} gives other logits than the model itself, by {gap:.1e} of their scale")
     return runner
 
 
-def _check(runtime: Runtime, images: Tensor) -> None:
+def _on_gpu(images: Inputs) -> bool:
+    return tensors_of(images)[0].is_cuda
+
+
+def _check(runtime: Runtime, images: Inputs) -> None:
+    if runtime == "compiled" and _on_gpu(images) and not isinstance(images, Tensor):
+        raise CannotRun("compiled models of several inputs are measured on the CPU only")
     if runtime != "onnxruntime":
         return
-    if images.is_cuda:
+    if _on_gpu(images):
         raise CannotRun("onnxruntime is measured on the CPU only")
     if lacking := missing("export"):
         raise CannotRun(lacking)
 
 
-def _eager(model: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], Tensor]:
+def _eager(model: Callable[..., Tensor], images: Inputs) -> Callable[[], Tensor]:
+    on_gpu = _on_gpu(images)
+
     @torch.inference_mode()
     def call() -> Tensor:
-        logits = model(images)
-        if images.is_cuda:
+        logits = call_network(model, images)
+        if on_gpu:
             torch.cuda.synchronize()
         return logits
 
     return call
 
 
-def _run_eager(model: nn.Module, images: Tensor, threads: int) -> Runner:
+def _run_eager(model: nn.Module, images: Inputs, threads: int) -> Runner:
     call = _eager(model, images)
     return Runner(call, _torch_memory(call, model, images))
 
 
-def _run_compiled(model: nn.Module, images: Tensor, threads: int) -> Runner:
+def _run_compiled(model: nn.Module, images: Inputs, threads: int) -> Runner:
     """As torch.export traces it: torch.compile gives up after a few models or batch sizes of one class."""
-    if images.is_cuda:
+    if isinstance(images, Tensor) and images.is_cuda:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call = _eager(capture(model, images), images)
         return Runner(call, torch.cuda.max_memory_allocated() - before)  # it has weights of its own
-    graph = torch.export.export(model, (images,), strict=False).module()
+    graph = torch.export.export(model, *unpack(images), strict=False).module()
     options = {"freezing": True}
     call = _eager(torch.compile(graph, dynamic=False, options=options), images)  # type: ignore[arg-type]
     return Runner(call, _torch_memory(call, model, images))
 
 
-def _run_onnx(model: nn.Module, images: Tensor, threads: int) -> Runner:
+def _run_onnx(model: nn.Module, images: Inputs, threads: int) -> Runner:
     import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    feed, graph = {"images": images.numpy()}, _onnx(model, images)
+    graph = _onnx(model, images)
+    tensors = zip(input_names(images), tensors_of(images), strict=True)
+    feed = {name: tensor.numpy() for name, tensor in tensors}
     before = resident()
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
@@ -111,17 +123,17 @@ def _run_onnx(model: nn.Module, images: Tensor, threads: int) -> Runner:
     return Runner(call, peak_memory(lambda: (call(), call()), before))
 
 
-def _onnx(model: nn.Module, images: Tensor) -> bytes:
+def _onnx(model: nn.Module, images: Inputs) -> bytes:
     """The model as ONNX, for batches of any size, written once."""
     if model not in _WRITTEN:
         _WRITTEN[model] = onnx_bytes(trace(model, images))[0]
     return _WRITTEN[model]
 
 
-def _torch_memory(call: Callable[[], object], model: nn.Module, images: Tensor) -> int | None:
+def _torch_memory(call: Callable[[], object], model: nn.Module, images: Inputs) -> int | None:
     tensors = [*model.parameters(), *model.buffers()]
     weights = sum(tensor.nbytes for tensor in tensors)
-    if images.is_cuda:
+    if _on_gpu(images):
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call()

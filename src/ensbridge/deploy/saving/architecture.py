@@ -106,7 +106,7 @@ def by_recipe(net: nn.Module, build: str, arguments: Mapping[str, Any] | None) -
     if build.partition(":")[0] == "__main__":
         raise ValueError(f"build is {build!r}, which no other program can import; move it into a module")
     if not _PATH.fullmatch(build):
-        raise ValueError(f"build is {short(build)}; give such as 'package.module:name'")
+        raise ValueError(f"build is {short(build)}; give a name such as 'package.module:name'")
     architecture = Architecture(name, build, plain)
     made = on_meta(architecture.builder([build], "the source"), limit=len(net.state_dict()))
     if not same_plan(made, net):

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from ensbridge.deploy.saving.description import Description
+from ensbridge.deploy.saving.description import Description, Facts
 from ensbridge.deploy.saving.metadata import Result, results_of, write_head
 from ensbridge.evaluation.choices import choices_table
 from ensbridge.evaluation.fidelity import Fidelity
 from ensbridge.evaluation.scores import COLUMNS, Row, Scores, cells, parse_scores, summarise
 from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.fast_ensemble import FastEnsemble
+from ensbridge.utils.input_specs import made_up_inputs
 
 _FOLDER = '"path/to/this/folder"'
 
@@ -34,7 +35,7 @@ def write_card(
     parts = [
         write_head(_title(fast), license, base_models, results),
         f"# {_title(fast)}\n\n{_what(fast, description)}",
-        f"## Cost\n\n{_cost(fast, description.facts.image_shape)}",
+        f"## Cost\n\n{_cost(fast, description.facts)}",
         f"## Use\n\n```python\n{_use(description)}\n```",
         f"## Measured\n\n{_measured(fast, scores)}",
         f"---\nThis card belongs to the weights with SHA-256 `{description.sha256}`.",
@@ -72,22 +73,28 @@ def _what(fast: FastEnsemble, description: Description) -> str:
     )
 
 
-def _cost(fast: FastEnsemble, image_shape: Sequence[int] | None) -> str:
+def _cost(fast: FastEnsemble, facts: Facts) -> str:
     params, one = count_params(fast), count_params(fast.source)
     lines = [
         "| | source | source and bridges | ratio |",
         "|---|---:|---:|---:|",
         _cost_line("parameters", one, params),
     ]
-    if image_shape is None:
+    if facts.input_specs is not None:
+        macs = [count_macs(net, made_up_inputs(facts.input_specs, 1)) for net in (fast.source, fast)]
+        shapes = ", ".join(map(str, facts.input_specs))
+        return "\n".join([*lines, _cost_line(f"multiply-accumulates, one example ({_text(shapes)})", *macs)])
+    if facts.image_shape is None:
         return "\n".join([*lines, "", "Multiply-accumulates were not counted: no image shape was given."])
     like = next(fast.source.parameters(), torch.zeros(1))
-    image = torch.zeros(1, *image_shape, dtype=like.dtype, device=like.device)
+    image = torch.zeros(1, *facts.image_shape, dtype=like.dtype, device=like.device)
     try:
         macs = [count_macs(net, image) for net in (fast.source, fast)]
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"image_shape is {image_shape}, which the model cannot take ({error})") from error
-    shape = "×".join(map(str, image_shape))
+        raise ValueError(
+            f"image_shape is {facts.image_shape}, which the model cannot take ({error})"
+        ) from error
+    shape = "×".join(map(str, facts.image_shape))
     return "\n".join([*lines, _cost_line(f"multiply-accumulates, one image of {shape}", *macs)])
 
 
@@ -103,7 +110,12 @@ def _use(description: Description) -> str:
         call = f"eb.load({_FOLDER}, source=net)  # net: your {_text(source.name)}, to be filled"
     elif not source.build.startswith("ensbridge.nets:"):
         call = f'eb.load({_FOLDER}, allow=["{source.build}"])  # imports it, so only if you trust it'
-    return f"import ensbridge as eb\n\nmodel = {call}\nprobabilities = model(images).softmax(-1)"
+    specs = description.facts.input_specs or ()
+    names = [_text(spec.name) for spec in specs if spec.name]
+    given = ", ".join(f"{name}={name}" for name in names if name.isidentifier())
+    if len(specs) != len(names):
+        given = ", ".join(f"input_{number}" for number in range(len(specs)))
+    return f"import ensbridge as eb\n\nmodel = {call}\nprobabilities = model({given or 'images'}).softmax(-1)"
 
 
 def _measured(fast: FastEnsemble, scores: Scores | Fidelity | None) -> str:
@@ -134,21 +146,21 @@ def _measured(fast: FastEnsemble, scores: Scores | Fidelity | None) -> str:
 
 def _which(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     """Name the row that is this model as far as its anatomy tells; figures of another would mislead."""
-    found = rows_of(fast, rows)
-    if not found:
+    matching = rows_of(fast, rows)
+    if not matching:
         return (
             "No row has this model's size, bridges, steps and members: its own figures are not among these."
         )
-    names = " or ".join(_text(row.model) for row in found)
-    fitted = " or ".join(f"{row.temperature:.3f}" for row in found if row.temperature is not None)
+    names = " or ".join(_text(row.model) for row in matching)
+    fitted = " or ".join(f"{row.temperature:.3f}" for row in matching if row.temperature is not None)
     words = f" Calibrated (cNLL), its logits are divided by {fitted}, fitted on validation." if fitted else ""
     return f"By its size, bridges, steps and members this model is the row {names}.{words}"
 
 
 def rows_of(fast: FastEnsemble, rows: Sequence[Row]) -> list[Row]:
     """The rows that have a model's size, bridges, steps and members."""
-    own = (count_params(fast), len(fast.bridges), _steps(fast), fast.members)
-    return [row for row in rows if (row.params, row.bridges, row.steps, row.members) == own]
+    identity = (count_params(fast), len(fast.bridges), _steps(fast), fast.members)
+    return [row for row in rows if (row.params, row.bridges, row.steps, row.members) == identity]
 
 
 def evaluation_results(
@@ -159,8 +171,8 @@ def evaluation_results(
         row = scores.row
         return [] if row is None else results_of(row, dataset, "test")
     if isinstance(scores, Scores):
-        own = rows_of(fast, scores.rows)
-        return results_of(own[0], dataset or scores.dataset, "test") if len(own) == 1 else []
+        matching = rows_of(fast, scores.rows)
+        return results_of(matching[0], dataset or scores.dataset, "test") if len(matching) == 1 else []
     chosen = [choice for choice in fast.choices if choice.chosen]
     return (
         [Result(dataset or "validation images", "validation", "nll", "NLL", chosen[0].nll)] if chosen else []
@@ -171,8 +183,8 @@ def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:
     """Name the controls of as many bridges; fewer would leave to the ensemble what another bridge gives."""
     if not fast.bridges:
         return "It has no bridge, and so no control."
-    own = [row for row in rows if row.control and row.bridges == len(fast.bridges)]
-    names = [_text(row.model) for row in own]
+    controls = [row for row in rows if row.control and row.bridges == len(fast.bridges)]
+    names = [_text(row.model) for row in controls]
     if not names:
         of = "" if len(fast.bridges) == 1 else f" of {len(fast.bridges)} bridges"
         return f"No control{of} was measured: how much of the gain is due to the ensemble is not known."

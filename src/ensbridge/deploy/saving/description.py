@@ -18,6 +18,7 @@ from ensbridge.bridge.schedule import MOST_STEPS
 from ensbridge.deploy.saving.architecture import OURS, READER, REMEDY, Architecture, Build
 from ensbridge.models.fast_ensemble import MAX_SOURCE_LOGIT_WEIGHT, TEMPERATURES, FastEnsemble
 from ensbridge.utils.files import read_json
+from ensbridge.utils.input_specs import InputSpec
 from ensbridge.utils.text import short
 from ensbridge.utils.typed_json import Range
 
@@ -26,6 +27,7 @@ LARGEST_CONFIG = 2**20  # bytes of config.json; those of real models have a few 
 LARGEST_IMAGE = 2**24  # numbers in one image: 2048 × 2048 pixels of four channels
 LARGEST_BATCH = 2**27  # numbers in a batch of such images, where its size is ours to choose
 MOST_SIZES = 8  # of an image's shape
+MOST_INPUTS = 64  # tensors that a network is called with
 MOST_MEMBERS, MOST_BRIDGES = 1000, 64  # a file that asks for more would never be done
 LEAST_STEP = 1e-6  # of time; float32 tells smaller ones badly apart
 BETAS = (1e-9, 1e3)
@@ -82,9 +84,12 @@ class Facts:
     image_shape: tuple[int, ...] | None = None  # of one image
     pixel_range: tuple[float, float] | None = None  # of the images that it was trained with
     class_names: tuple[str, ...] | None = None
+    input_specs: tuple[InputSpec, ...] | None = None  # where it is called with other than one image
 
     def __post_init__(self) -> None:
         shape, pixels = self.image_shape, self.pixel_range
+        if self.input_specs is not None:
+            _check_specs(self.input_specs)
         if shape is not None and not (
             0 < len(shape) <= MOST_SIZES and min(shape) > 0 and math.prod(shape) <= LARGEST_IMAGE
         ):
@@ -111,7 +116,10 @@ class Facts:
         if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
             raise ValueError(f"class_names are {short(names)}; give a list with a name for each class")
         return cls(
-            None if shape is None else tuple(shape), fast.pixel_range, None if names is None else tuple(names)
+            None if shape is None else tuple(shape),
+            fast.pixel_range,
+            None if names is None else tuple(names),
+            None if shape is not None else fast.input_specs,
         )
 
 
@@ -236,6 +244,24 @@ def read_description(path: Path) -> Description:
 def is_ours(raw: object) -> bool:
     """Whether decoded JSON claims to describe a FastEnsemble."""
     return isinstance(raw, dict) and raw.get("format") == FORMAT
+
+
+def _check_specs(specs: Sequence[InputSpec]) -> None:
+    """Refuse inputs that no network is called with, or that would take all memory."""
+    named = {spec.name for spec in specs if spec.name is not None}
+    if not 0 < len(specs) <= MOST_INPUTS or len(named) not in (0, len(specs)):
+        raise ValueError(
+            f"input_specs are {len(specs)} with {len(named)} names, expected 1 to {MOST_INPUTS}, all by name "
+            "or none"
+        )
+    for spec in specs:
+        if len(spec.shape) > MOST_SIZES or min(spec.shape, default=1) < 1 or spec.low > spec.high:
+            raise ValueError(
+                f"an input is {short(str(spec))} from {spec.low} to {spec.high}, expected at most "
+                f"{MOST_SIZES} sizes, each at least 1, and a range of whole numbers"
+            )
+    if (numbers := sum(math.prod(spec.shape) for spec in specs)) > LARGEST_IMAGE:
+        raise ValueError(f"an example has {numbers:,} numbers, expected at most {LARGEST_IMAGE:,}")
 
 
 def _within(name: str, value: float, limits: tuple[float, float]) -> None:

@@ -69,37 +69,38 @@ def save(
     from ensbridge.deploy.saving.card import write_card  # loading needs none of what a card is made of
 
     card = write_card(fast, description, scores, license, base_models, dataset)
-    place = check_target(folder)  # before the lock, which leaves a file there
-    with locked(place):
-        _check_ours(place)
-        _finish_interrupted(place)
+    path = check_target(folder)  # before the lock, which leaves a file there
+    with locked(path):
+        _check_ours(path)
+        _finish_interrupted(path)
         # config.json names its weights by their digest: the moment it is replaced, so is the model.
-        write_atomically(place / PENDING, weights)
-        write_atomically(place / CARD, card.encode())
-        write_atomically(place / CONFIG, description.to_json().encode())
-        os.replace(place / PENDING, place / WEIGHTS)
+        write_atomically(path / PENDING, weights)
+        write_atomically(path / CARD, card.encode())
+        write_atomically(path / CONFIG, description.to_json().encode())
+        os.replace(path / PENDING, path / WEIGHTS)
         for name in EXPORTS:  # of the model that is gone
-            (place / name).unlink(missing_ok=True)
+            (path / name).unlink(missing_ok=True)
 
 
 def check_target(folder: Path | str) -> Path:
     """The folder that a model can be saved into, made if it is not there; one with other files is refused."""
-    place = open_folder(folder)
-    _check_ours(place)
-    return place
+    path = open_folder(folder)
+    _check_ours(path)
+    return path
 
 
 def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collection[str] = ()) -> FastEnsemble:
     """Load what `FastEnsemble.save` wrote, on the CPU and in evaluation mode; nothing of it is executed.
 
-    `folder` may also be "zoo:cifar10", a model that ships with ensbridge, or "hf:user/name", one on the
-    Hugging Face hub, with "@" and a version behind it.
-
-    A source that is no network of ensbridge is passed as `source`, an instance that the saved weights are put
-    into. If the folder names what builds it, that is imported and called only where `allow` has its exact
-    path (`"mypackage.models:make_net"`: this class or function may be called with arguments that the folder
-    chooses) or, for a class, its package (`"mypackage"`: its modules may be imported, and its public
-    `nn.Module` classes constructed with arguments that the folder chooses).
+    Args:
+        folder: A folder, "zoo:cifar10", a model that ships with ensbridge, or "hf:user/name", one on the
+            Hugging Face hub, with "@" and a version behind it.
+        source: The source, where it is no network of ensbridge: an instance that the saved weights are put
+            into.
+        allow: What may be imported and called to build the source that the folder names.
+            `"mypackage.models:make_net"` allows this class or function to be called with arguments that the
+            folder chooses; `"mypackage"` allows its modules to be imported, and its public `nn.Module`
+            classes to be constructed with such arguments.
 
     >>> import tempfile, torch
     >>> from ensbridge.methods import Bridge
@@ -112,35 +113,39 @@ def load(folder: Path | str, source: nn.Module | None = None, *, allow: Collecti
     ...     torch.equal(load(folder)(images), fast(images))
     True
     """
-    place = find_model(folder)
+    path = find_model(folder)
     allowed = [allow] if isinstance(allow, str) else list(allow)
     for _ in range(TRIES):
-        before = _stamps(place)
+        before = _stamps(path)
         try:
-            model = _load(place, source, allowed)
+            model = _load(path, source, allowed)
         except ValueError:
-            if _stamps(place) == before:
+            if _stamps(path) == before:
                 raise
         else:
-            if _stamps(place) == before:
+            if _stamps(path) == before:
                 return model
         # Somebody saved in between: what was read may be parts of two models.
-    raise ValueError(f"{place} is being written to again and again; load it when that has ended")
+    raise ValueError(f"{path} is being written to again and again; load it when that has ended")
 
 
-def _load(place: Path, source: nn.Module | None, allowed: Collection[str]) -> FastEnsemble:
+def _load(folder: Path, source: nn.Module | None, allowed: Collection[str]) -> FastEnsemble:
     """Load from a folder that nobody writes to meanwhile."""
-    config = place / CONFIG
+    config = folder / CONFIG
     if not config.is_file():
         what = (
-            "holds no config.json" if place.is_dir() else "is a file" if place.exists() else "does not exist"
+            "holds no config.json"
+            if folder.is_dir()
+            else "is a file"
+            if folder.exists()
+            else "does not exist"
         )
-        raise ValueError(f"{place} {what}; give a folder that FastEnsemble.save wrote")
+        raise ValueError(f"{folder} {what}; give a folder that FastEnsemble.save wrote")
     description = read_description(config)
     if source is not None:
         _check_source(source, description)
     builds = description.networks(source, allowed, config)
-    path = _weights_of(place, description.sha256)
+    path = _weights_of(folder, description.sha256)
     with opened(path) as file:
         there = layout_of_file(file, str(path))
         # First without memory: a description can ask for terabytes, the file shows what there is.
@@ -159,16 +164,16 @@ def _load(place: Path, source: nn.Module | None, allowed: Collection[str]) -> Fa
     return model.eval()
 
 
-def _stamps(place: Path) -> list[tuple[int, int, int] | None]:
+def _stamps(path: Path) -> list[tuple[int, int, int] | None]:
     """By what a replaced file is known, for the files that make a model."""
-    found: list[tuple[int, int, int] | None] = []
+    stamps: list[tuple[int, int, int] | None] = []
     for name in (CONFIG, WEIGHTS, PENDING):
         try:
-            status = (place / name).stat()
-            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+            status = (path / name).stat()
+            stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
         except OSError:  # none is there, or none that can be read, as loading will say
-            found.append(None)
-    return found
+            stamps.append(None)
+    return stamps
 
 
 def _is_card(card: Path) -> bool:
@@ -176,38 +181,38 @@ def _is_card(card: Path) -> bool:
     return read_file(card, MOST_JSON, "choose another folder").startswith(CARD_START.encode())
 
 
-def _check_ours(place: Path) -> None:
+def _check_ours(path: Path) -> None:
     """Refuse to overwrite what is not ours."""
-    config, card = place / CONFIG, place / CARD
+    config, card = path / CONFIG, path / CARD
     if card.exists() and not _is_card(card):
         raise ValueError(f"{card} is not the card of a saved model; choose another folder")
     if not config.exists():
-        if (place / WEIGHTS).exists():
-            raise ValueError(f"{place} holds a {WEIGHTS} without its {CONFIG}; choose another folder")
+        if (path / WEIGHTS).exists():
+            raise ValueError(f"{path} holds a {WEIGHTS} without its {CONFIG}; choose another folder")
         return
     if not is_ours(read_json(config)):
         raise ValueError(f"{config} describes no saved model; choose another folder")
 
 
-def _finish_interrupted(place: Path) -> None:
+def _finish_interrupted(path: Path) -> None:
     """Give weights their name whose description was written before a kill."""
-    config, pending = place / CONFIG, place / PENDING
+    config, pending = path / CONFIG, path / PENDING
     if config.exists() and pending.is_file() and digest(pending) == read_json(config).get("sha256"):
-        os.replace(pending, place / WEIGHTS)
+        os.replace(pending, path / WEIGHTS)
 
 
-def _weights_of(place: Path, sha256: str) -> Path:
+def _weights_of(folder: Path, sha256: str) -> Path:
     """The file of weights that a description belongs to."""
-    there = [path for path in (place / WEIGHTS, place / PENDING) if path.is_file()]
+    there = [path for path in (folder / WEIGHTS, folder / PENDING) if path.is_file()]
     for path in there:
         if path.stat().st_size <= LARGEST_WEIGHTS and digest(path) == sha256:
             return path
-    if place / WEIGHTS not in there:
-        raise ValueError(f"{place} holds no {WEIGHTS}; {COPY_AGAIN}")
-    if (place / WEIGHTS).stat().st_size > LARGEST_WEIGHTS:
-        raise ValueError(f"{place / WEIGHTS} has more than {LARGEST_WEIGHTS:,} bytes; {COPY_AGAIN}")
+    if folder / WEIGHTS not in there:
+        raise ValueError(f"{folder} holds no {WEIGHTS}; {COPY_AGAIN}")
+    if (folder / WEIGHTS).stat().st_size > LARGEST_WEIGHTS:
+        raise ValueError(f"{folder / WEIGHTS} has more than {LARGEST_WEIGHTS:,} bytes; {COPY_AGAIN}")
     raise ValueError(
-        f"{place / WEIGHTS} is not the file that {CONFIG} was written with: truncated, damaged or another "
+        f"{folder / WEIGHTS} is not the file that {CONFIG} was written with: truncated, damaged or another "
         f"model's; {COPY_AGAIN}"
     )
 

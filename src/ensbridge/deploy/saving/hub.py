@@ -58,7 +58,7 @@ def push(
         others = _holds_another_model(api, name)
     if others:
         raise ValueError(f"{name} on the hub holds a model that is not ensbridge's; choose another name")
-    additions = [hub.CommitOperationAdd(each, content) for each, content in files.items()]
+    additions = [hub.CommitOperationAdd(path, content) for path, content in files.items()]
     with _in_words(name, "write to"):
         done = api.create_commit(name, additions, commit_message="A fast ensemble, saved by ensbridge")
     return f"{HUB}{name}@{done.oid}"
@@ -77,10 +77,10 @@ def fetch(address: str, token: str | None = None) -> Path:
 
     def download(revision: str, files: Iterable[str], **more: bool) -> Path:
         with _in_words(name, "read", version):
-            found = hub.snapshot_download(
+            snapshot = hub.snapshot_download(
                 name, revision=revision or None, allow_patterns=list(files), **options, **more
             )
-        return Path(found)
+        return Path(snapshot)
 
     try:
         with _in_words(name, "read", version):
@@ -91,17 +91,17 @@ def fetch(address: str, token: str | None = None) -> Path:
         raise
     _check_sizes(name, sizes)
     # Its description first: another kind of model may have gigabytes of weights.
-    place = download(version, [CONFIG])
-    if not (place / CONFIG).is_file():
+    path = download(version, [CONFIG])
+    if not (path / CONFIG).is_file():
         raise ValueError(f"{name} on the hub holds no {CONFIG}; give a repository that ensbridge.push wrote")
-    read_description(place / CONFIG)
+    read_description(path / CONFIG)
     # The folder has the commit's name: the rest is of the same version, whatever is pushed meanwhile.
-    if place.name != commit:
+    if path.name != commit:
         with _in_words(name, "read", version):
-            sizes = _listed(api, name, place.name)[1]
+            sizes = _listed(api, name, path.name)[1]
         _check_sizes(name, sizes)
-    download(place.name, LIMITS)
-    return place
+    download(path.name, LIMITS)
+    return path
 
 
 def download_files(address: str, patterns: Iterable[str]) -> Path:
@@ -130,7 +130,7 @@ def _parse(address: str) -> tuple[str, str]:
 def _listed(api: Any, name: str, version: str) -> tuple[str, dict[str, int | None]]:
     """A version's commit, and the sizes of its files as the hub says them."""
     info = api.model_info(name, revision=version or None, files_metadata=True)
-    return info.sha, {each.rfilename: each.size for each in info.siblings or ()}
+    return info.sha, {file.rfilename: file.size for file in info.siblings or ()}
 
 
 def _check_sizes(name: str, sizes: Mapping[str, int | None]) -> None:
@@ -171,9 +171,9 @@ def _who() -> dict[str, str]:
 
 def _whole_model(folder: Path, name: str) -> dict[str, bytes | str]:
     """What is uploaded under each file's name; a folder that could not be loaded again is refused."""
-    for each in (CONFIG, WEIGHTS, CARD):
-        if not (folder / each).is_file():
-            raise ValueError(f"{folder} holds no {each}; give a folder that FastEnsemble.save wrote")
+    for file in (CONFIG, WEIGHTS, CARD):
+        if not (folder / file).is_file():
+            raise ValueError(f"{folder} holds no {file}; give a folder that FastEnsemble.save wrote")
     description = read_description(folder / CONFIG)
     card = (folder / CARD).read_text(encoding="utf-8", errors="replace")
     if digest(folder / WEIGHTS) != description.sha256 or description.sha256 not in card:

@@ -8,7 +8,7 @@ from pathlib import Path
 ZOO, HUB = "zoo:", "hf:"
 
 
-def find_model(place: Path | str) -> Path:
+def find_model(name: Path | str) -> Path:
     """The folder of a model: its own, "zoo:name" from the package, or "hf:user/name" from the hub.
 
     Where a folder of the hub's name lies here, as "hf:./model" does, it is taken.
@@ -17,26 +17,26 @@ def find_model(place: Path | str) -> Path:
     Traceback (most recent call last):
     ValueError: zoo:nothing is not in the zoo; there are: zoo:cifar10, zoo:cifar10-2
     """
-    if isinstance(place, str) and place.startswith(ZOO):
-        return _in_zoo(place.removeprefix(ZOO))
-    if isinstance(place, str) and place.startswith(HUB):
-        if (local := Path(place.removeprefix(HUB))).is_dir():
+    if isinstance(name, str) and name.startswith(ZOO):
+        return _in_zoo(name.removeprefix(ZOO))
+    if isinstance(name, str) and name.startswith(HUB):
+        if (local := Path(name.removeprefix(HUB))).is_dir():
             return local
         from ensbridge.deploy.saving.hub import fetch
 
-        return fetch(place)
-    return Path(place)
+        return fetch(name)
+    return Path(name)
 
 
 def zoo_names() -> list[str]:
     """What ships with the package."""
-    return sorted(each.name for each in _zoo().iterdir() if (each / "config.json").is_file())
+    return sorted(folder.name for folder in _zoo().iterdir() if (folder / "config.json").is_file())
 
 
 def _in_zoo(name: str) -> Path:
     names = zoo_names()
     if name not in names:
-        there = ", ".join(f"{ZOO}{each}" for each in names) or "none in this installation"
+        there = ", ".join(f"{ZOO}{known}" for known in names) or "none in this installation"
         raise ValueError(f"{ZOO}{name} is not in the zoo; there are: {there}")
     return _zoo() / name
 

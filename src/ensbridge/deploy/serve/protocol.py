@@ -209,7 +209,7 @@ def _listed(data: list[Any] | None, numbers: int, kind: np.dtype[Any]) -> np.nda
     except (ValueError, OverflowError) as error:
         raise Refused(400, "data is no regular array of numbers") from error
     if array.dtype.kind not in "iuf":
-        raise Refused(400, "data holds what is no number, or lists of different lengths")
+        raise Refused(400, "data holds something that is not a number, or lists of different lengths")
     if array.size != numbers:
         raise Refused(400, f"data has {array.size} numbers, and the shape {numbers}")
     with np.errstate(over="ignore"):  # it becomes infinite, which is refused

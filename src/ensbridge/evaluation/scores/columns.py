@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+from ensbridge.evaluation.scores.over_runs import OverRuns
 from ensbridge.evaluation.scores.summary import Group, Summary
 
 
@@ -22,22 +22,10 @@ class Column:
         return self.meaning if isinstance(self.meaning, str) else self.meaning(summary)
 
 
-class Averaged(Protocol):
-    """What has scores that are averaged over runs."""
-
-    def mean(self, name: str) -> float | None:
-        """The mean of a score over the runs, None where no run has it."""
-        ...
-
-    def spread(self, name: str) -> float | None:
-        """The standard deviation of a score over the runs, None with fewer than two."""
-        ...
-
-
-def number(name: str, digits: int) -> Callable[[Averaged], str]:
+def number(name: str, digits: int) -> Callable[[OverRuns], str]:
     """Mean and, over several runs, standard deviation; a number that is the same in all of them has none."""
 
-    def cell(group: Averaged) -> str:
+    def cell(group: OverRuns) -> str:
         mean, spread = group.mean(name), group.spread(name)
         if mean is None:
             return "–"

@@ -51,8 +51,8 @@ class CorruptedGroup(OverRuns):
 
     def values(self, name: str) -> list[float]:
         """A score in each run that has it."""
-        found = [[getattr(row, name) for row in rows] for rows in self.rows]
-        return [fmean(values) for values in found if None not in values]
+        by_seed = [[getattr(row, name) for row in rows] for rows in self.rows]
+        return [fmean(values) for values in by_seed if None not in values]
 
     def _only(self, wanted: Callable[[CorruptedRow], bool]) -> CorruptedGroup:
         return CorruptedGroup(tuple(tuple(filter(wanted, rows)) for rows in self.rows), self.runs)
@@ -60,11 +60,11 @@ class CorruptedGroup(OverRuns):
 
 def group_corrupted(runs: Sequence[Sequence[CorruptedRow]]) -> tuple[CorruptedGroup, ...]:
     """One group for each model, over the runs that measured it."""
-    found: dict[str, list[tuple[CorruptedRow, ...]]] = {}
+    by_model: dict[str, list[tuple[CorruptedRow, ...]]] = {}
     for rows in runs:
         for model in dict.fromkeys(row.model for row in rows):
-            found.setdefault(model, []).append(tuple(row for row in rows if row.model == model))
-    return tuple(CorruptedGroup(tuple(each), len(runs)) for each in found.values())
+            by_model.setdefault(model, []).append(tuple(row for row in rows if row.model == model))
+    return tuple(CorruptedGroup(tuple(group), len(runs)) for group in by_model.values())
 
 
 def images_of(rows: Sequence[CorruptedRow]) -> dict[tuple[int, str], str]:

@@ -56,10 +56,10 @@ class Group(OverRuns):
         A gap that some run lacks is none at all: where the ensemble is no better than one member there is
         nothing to close, and the other runs would speak for it.
         """
-        found = [getattr(row, name) for row in self.rows]
-        if name == "gap" and None in found:
+        scores = [getattr(row, name) for row in self.rows]
+        if name == "gap" and None in scores:
             return []
-        return [float(str(value).lstrip(">")) for value in found if value is not None]
+        return [float(str(value).lstrip(">")) for value in scores if value is not None]
 
     @property
     def dee_is_bound(self) -> bool:
@@ -143,13 +143,13 @@ class Summary:
 
     def _groups(self, part: str) -> tuple[Group, ...]:
         runs: list[tuple[int, Sequence[Row]]] = [(run.seed, getattr(run, part)) for run in self.runs]
-        found: dict[tuple[str, int], list[tuple[Row, int]]] = {}
+        by_name: dict[tuple[str, int], list[tuple[Row, int]]] = {}
         for row, seed in ((row, seed) for seed, rows in runs for row in rows):
-            found.setdefault((row.model, row.members), []).append((row, seed))
+            by_name.setdefault((row.model, row.members), []).append((row, seed))
         count = sum(bool(rows) for _, rows in runs)
         return tuple(
-            Group(tuple(row for row, _ in each), tuple(seed for _, seed in each), count)
-            for each in found.values()
+            Group(tuple(row for row, _ in group), tuple(seed for _, seed in group), count)
+            for group in by_name.values()
         )
 
 

@@ -60,7 +60,7 @@ def decode(text: str, where: str) -> Image.Image:
             if max(picture.size) <= _LARGEST:
                 return picture.convert("RGB")
     except Exception as error:  # Pillow raises what it likes of damaged chunks
-        raise ValueError(f"{where}: image is no whole PNG in base64; {REMEDY}") from error
+        raise ValueError(f"{where}: image is not a complete PNG in base64; {REMEDY}") from error
     pixels = "×".join(map(str, picture.size))
     raise ValueError(f"{where}: image has {pixels} pixels, more than {_LARGEST} a side; {REMEDY}")
 
