@@ -97,6 +97,15 @@ def snapshot(folder: Path) -> dict[str, str]:
     }
 
 
+def newest_only(files: dict[str, str]) -> dict[str, str]:
+    """Without checkpoints that a newer one has replaced, which a kill may have left there."""
+    newest: dict[str, str] = {}
+    for name in sorted(files):
+        folder, _, file = name.rpartition("/")
+        newest[f"{folder}/checkpoint" if file.startswith("checkpoint-") else name] = name
+    return {name: files[name] for name in newest.values()}
+
+
 def _is_empty_cache(path: Path) -> bool:
     """Whether it is room for outputs, of which none was recorded as written yet."""
     key = path.name.rpartition("-")[0]

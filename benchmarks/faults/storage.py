@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from faults.commands import Command, lost_since, make_commands, snapshot
+from faults.commands import Command, lost_since, make_commands, newest_only, snapshot
 from faults.disks import AbstractDisk, open_disk
 from faults.kills import watched
 from faults.processes import Child, fork, in_parallel
@@ -39,7 +39,7 @@ def _lane(work: Command, trials: int, seed: str, folder: Path) -> Row:
     rows = []
     for fault, trial in zip(FAULTS, (_full_disk, _read_only, _stopped, _together), strict=True):
         row: Row = {"fault": fault, "command": work.name, "trials": 0, "refused": 0, "not_met": 0}
-        row |= {"lost": [], "left_behind": 0, "other_ends": [], "results_differ": 0}
+        row |= {"lost": [], "left_behind": 0, "other_ends": [], "results_differ": []}
         for number in range(trials):
             row["trials"] += 1
             trial(_Trial(work, disk, draws, row, f"{seed}, {fault}, trial {number}"))
@@ -54,6 +54,7 @@ class _Trial:
         self.work, self.disk, self.draws, self.row, self.name = work, disk, draws, row, name
         self.folder = work.prepare(disk.folder / "work")
         self.before: dict[str, str] = {}
+        self.temporary: set[Path] = set()  # files that a kill left before the fault came
 
     def begin(self, state: str) -> None:
         """Bring the folder into a state: as it is, killed at a file operation, or finished."""
@@ -61,7 +62,7 @@ class _Trial:
             self.start(self.draws.randrange(self.work.operations)).wait()
         elif state == FINISHED:
             self.start().wait()
-        self.before = snapshot(self.folder)
+        self.before, self.temporary = snapshot(self.folder), self._temporary()
 
     def start(
         self, operation: int | None = None, send: int = signal.SIGKILL, output: str = "output.txt"
@@ -84,11 +85,14 @@ class _Trial:
         else:
             self.row["other_ends"].append(f"{self.name}: {child.code}, {child.said()[-800:]}")
 
+    def _temporary(self) -> set[Path]:
+        return {*self.folder.rglob(".ensbridge-*.tmp")}
+
     def mend(self) -> None:
         """Take the fault away, see what is lost, and run the command to its end."""
         lost = lost_since(self.before, self.folder, self.work.reference)
         self.row["lost"] += [f"{self.name}: {name}" for name in lost]
-        self.row["left_behind"] += len([*self.folder.rglob(".ensbridge-*.tmp")])
+        self.row["left_behind"] += len(self._temporary() - self.temporary)
         self.disk.mend()
         self.finish()
 
@@ -98,7 +102,9 @@ class _Trial:
         child.wait()
         if child.code != 0:
             self.row["other_ends"].append(f"{self.name}, run again: {child.code}, {child.said()[-800:]}")
-        self.row["results_differ"] += snapshot(self.folder) != self.work.reference
+        now, then = newest_only(snapshot(self.folder)), newest_only(self.work.reference)
+        differ = sorted(name for name in {*now, *then} if now.get(name) != then.get(name))
+        self.row["results_differ"] += [f"{self.name}: {name}" for name in differ]
 
 
 def is_sentence(said: str) -> bool:
