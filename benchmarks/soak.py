@@ -51,7 +51,7 @@ def main() -> None:
     if chosen.file is not None:
         read_one(chosen.kind, chosen.seed, chosen.file)
         return
-    document: Document = {"seed": chosen.seed, "machine": machine(), "wrong": []}
+    document: Document = {"commands": [asked()], "seed": chosen.seed, "machine": machine(), "wrong": []}
     with tempfile.TemporaryDirectory(prefix="ensbridge-soak-") as scratch:
         for part in chosen.only:
             begun = time.monotonic()
@@ -78,7 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="where the counts go, as JSON; nowhere unless given")
     parser.add_argument("--kills", type=int, default=50, help="of trainings, by SIGKILL (50)")
-    parser.add_argument("--trials", type=int, default=5, help="of each fault with each command (5)")
+    parser.add_argument("--trials", type=int, default=4, help="of each fault with each command (4)")
     parser.add_argument("--files", type=int, default=10_000, help="mutated, of all kinds together (10,000)")
     parser.add_argument("--kind", choices=SHARES, help="only files of this kind")
     parser.add_argument("--file", type=int, help="read this one file of --kind, with its error")
@@ -96,6 +96,14 @@ def parse() -> argparse.Namespace:
 
 def tell(part: str, begun: float, text: str) -> None:
     print(f"[{part:8s}{time.monotonic() - begun:6.1f} s] {text}", flush=True)
+
+
+def asked() -> str:
+    """The command, without where its counts go."""
+    words = sys.argv[1:]
+    if "--out" in words:
+        del words[words.index("--out") : words.index("--out") + 2]
+    return " ".join(["python benchmarks/soak.py", *words])
 
 
 def machine() -> str:

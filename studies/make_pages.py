@@ -381,6 +381,8 @@ def soak(part: str, name: str = "") -> str:
     """Something else that the soak noted."""
     document = read("reliability.json")
     value = document[part][name] if name else document[part]
+    if isinstance(value, list):
+        return ", ".join(f"`{text}`" for text in value)
     return f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
