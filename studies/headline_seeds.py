@@ -1,6 +1,6 @@
 """The quick start's headline beside distillation and real ensembles, on seeds that nothing was chosen on.
 
-    python studies/headline_seeds.py OUT [--seeds 20 21 22 23 24]
+    python studies/headline_seeds.py OUT [--seeds 30 31 32 33 34]
 
 Every model has as many passes. The headline has `compress`'s own settings; distillation and a bridge beside
 the frozen source each have the best of 48 settings by cross-validation (`choose_headline.py`), and the best
@@ -50,7 +50,8 @@ def experiment(recipe: eb.experiments.Recipe, seed: int) -> Experiment:
     students = eb.experiments.student_specs(recipe, seed, recipe.target, "")
     job = Job("baselines", "baselines", {"ed": students["ed"]}, needs)
     model = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", recipe.target), job.folder, "ed")
-    jobs, models = {job.folder: job for job in (*whole.jobs, job)}, [*whole.models, model]
+    named = [replace(each, name=HEADLINE) if each.headline else each for each in whole.models]
+    jobs, models = {job.folder: job for job in (*whole.jobs, job)}, [*named, model]
     for method, setting in best_settings().items():
         job, model = one_variant(recipe, seed, setting)
         beside = jobs.get(job.folder, job)  # two of them may be trained side by side
@@ -63,7 +64,7 @@ def main() -> None:
     """Train, measure and compare."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
-    asked.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22, 23, 24])
+    asked.add_argument("--seeds", type=int, nargs="+", default=[30, 31, 32, 33, 34])
     options = asked.parse_args()
     recipe, data = eb.experiments.digits(), eb.data.load_digits()
     labels = data.test.labels

@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,36 @@ def test_a_model_is_called_as_its_members_are(kind: str) -> None:
     if kind == "tokens":
         compiled = torch.compile(fast, backend="aot_eager", fullgraph=True)
         assert call_network(compiled, inputs).allclose(logits, atol=1e-5)
+
+
+class EndToken(TextNet):
+    """A network that made-up tokens cannot satisfy, as one that pools at an end-of-sequence token."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        if input_ids[:, -2:].tolist() != [[7, 0]] * len(input_ids):
+            raise IndexError("no end token")
+        return super().forward(input_ids, attention_mask)
+
+
+def test_what_made_up_inputs_cannot_call_is_saved_all_the_same(tmp_path: Path) -> None:
+    batch = without_labels(texts(40, 0))
+    batch["input_ids"][:, -2:] = torch.tensor([7, 0])
+    fast = eb.compress(members(EndToken), batch, budget=9.0, epochs=1, quiet=True, source="frozen")
+    fast.save(tmp_path / "model")
+    assert "were not counted" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    bytes_too = tuple((part * 255).to(torch.uint8) for part in two_images(40, 0))
+    fast = eb.compress(members(TwoImages), bytes_too, budget=9.0, epochs=1, quiet=True, source="frozen")
+    assert {spec.dtype for spec in fast.input_specs or ()} == {"float32"}
+    fast.save(tmp_path / "images")
+    assert "multiply-accumulates" in (tmp_path / "images" / "README.md").read_text(encoding="utf-8")
+
+
+def test_inputs_beyond_what_a_file_may_say_are_left_out(tmp_path: Path) -> None:
+    fast, _ = compressed("tokens")
+    assert fast.input_specs is not None
+    fast.input_specs = tuple(replace(spec, shape=(2**13, 2**13)) for spec in fast.input_specs)
+    fast.save(tmp_path / "model")
+    assert eb.load(tmp_path / "model", source=members(TextNet)[0]).input_specs is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -45,7 +45,7 @@ from ensbridge.training.distributed import errors_shared, join
 from ensbridge.training.output_cache import check_fixed_views
 from ensbridge.utils.devices import brought_to, device_of, random_state_kept
 from ensbridge.utils.input_specs import specs_of
-from ensbridge.utils.inputs import Inputs
+from ensbridge.utils.inputs import Inputs, as_floats, map_inputs
 
 MINUTES = 3.0  # how long it trains unless the user says
 TRIED = 8  # images
@@ -216,7 +216,7 @@ def compress(
         if isinstance(image, torch.Tensor) and image.is_floating_point():
             fast.image_shape = tuple(image.shape[1:])
         else:
-            specs = specs_of(sample.inputs)
+            specs = specs_of(map_inputs(as_floats, sample.inputs))
             fast.input_specs = engine.broadcast(lambda: specs) if engine else specs
         if isinstance(sample, ImageSet):
             low_high = pixel_range(sample)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
+import os
 import re
 import time
 from dataclasses import replace
@@ -19,6 +22,7 @@ from ensbridge.data import Augment, ImageSet
 from ensbridge.training import checkpoint, fit
 from ensbridge.training.checkpoint import load_checkpoint
 from ensbridge.training.fit import TimeBudgetExceeded
+from ensbridge.utils.files import locked
 
 KINDS = _runs.KINDS
 Run = _runs.Run
@@ -255,3 +259,25 @@ def test_a_folder_is_kept_for_one_process(tmp_path: Path, whole: dict[str, Run])
     assert len(refused) == 1
     assert _runs.same(_runs.state(trained.student), whole["bridge"][0])
     _runs.finish("bridge", tmp_path, whole)  # and is free again afterwards
+
+
+def test_a_folder_in_use_or_of_another_run_gets_no_file(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ValueError, match="is in use"):
+        fit(_runs.method("bridge"), _runs.data(), _runs.config("bridge"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    (tmp_path / ".lock").unlink()
+    (tmp_path / "config.json").write_text('{"another": "run"}')
+    with pytest.raises(ValueError, match="made with another configuration"):
+        fit(_runs.method("bridge"), _runs.data(), _runs.config("bridge"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_without_locks_training_goes_on_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, Run]
+) -> None:
+    def none(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.warns(UserWarning, match="cannot be locked"):
+        _runs.finish("bridge", tmp_path, whole)

@@ -21,7 +21,7 @@ import ensbridge
 from ensbridge.data import ImageSet, Splits
 from ensbridge.data.arrays import write_npz
 from ensbridge.training.checkpoint import RunFolder
-from ensbridge.utils.files import locked, open_folder, read_json, write_atomically
+from ensbridge.utils.files import CannotLock, locked, open_folder, read_json, write_atomically
 
 PACKAGE = str(Path(ensbridge.__file__).parents[1])
 
@@ -235,6 +235,36 @@ def test_deleting_the_lock_file_lets_no_second_process_in(tmp_path: Path) -> Non
         with pytest.raises(ValueError, match="in use"), locked(tmp_path):
             pass
     with locked(tmp_path):
+        pass
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_no_lock(tmp_path: Path) -> None:
+    (reading, writing), (heard, said) = os.pipe(), os.pipe()
+    with locked(tmp_path):
+        child = os.fork()
+        if child == 0:  # lives on after the lock is given up, and must not give up its parent's
+            os.write(said, b".")
+            os.read(reading, 1)
+            os._exit(0)
+        os.read(heard, 1)
+        with pytest.raises(ValueError, match="in use"), locked(tmp_path):
+            pass
+    try:
+        with locked(tmp_path):
+            pass
+    finally:
+        os.write(writing, b".")
+        os.waitpid(child, 0)
+        for descriptor in (reading, writing, heard, said):
+            os.close(descriptor)
+
+
+def test_a_file_system_without_locks_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(CannotLock, match=r"\.lock cannot be locked .*; choose"), locked(tmp_path):
         pass
 
 

@@ -29,6 +29,7 @@ from ensbridge.evaluation.scores import (
     read_scores,
     summarise,
 )
+from ensbridge.experiments.headline import FOLDER as HEADLINE_FOLDER
 from ensbridge.experiments.jobs import Table, TableModel, outline
 from ensbridge.experiments.parts import trained_ensemble
 from ensbridge.experiments.plan import Plan
@@ -197,14 +198,12 @@ def _open(
     description = {"plan": named.to_json(), "recipe": described, "seed": seed}
 
     def upgrade(config: dict[str, Any]) -> dict[str, Any]:
-        """What a version before wrote; its runs have no headline yet, so that today's is theirs."""
+        """What a version before wrote; a run that has no headline yet gets today's."""
         config = upgrade_config(config)
+        if not isinstance(config.get("recipe"), dict) or (out / HEADLINE_FOLDER).exists():
+            return config
         later = {name: described[name] for name in HEADLINE_FIELDS if name in described}
-        return (
-            config | {"recipe": later | config["recipe"]}
-            if isinstance(config.get("recipe"), dict)
-            else config
-        )
+        return config | {"recipe": config["recipe"] | later}
 
     def begin() -> Path:
         if isinstance(plan, Plan) and (out / "config.json").is_file():

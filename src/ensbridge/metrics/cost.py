@@ -79,15 +79,16 @@ def without_fused_kernels(module: nn.Module) -> Iterator[None]:
     """
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    # No value for TF32, since any but None warns on a torch without support for Intel's GPUs.
-    mkldnn = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)  # type: ignore[arg-type]
+    mkldnn = torch.backends.mkldnn.enabled  # its `flags` has other arguments in other versions
+    torch.backends.mkldnn.enabled = False
     # On a GPU convolutions keep their kernels, which are counted, unless there are recurrent layers as well.
     recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
     cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
     try:
-        with sdpa_kernel(SDPBackend.MATH), mkldnn, cudnn:
+        with sdpa_kernel(SDPBackend.MATH), cudnn:
             yield
     finally:
+        torch.backends.mkldnn.enabled = mkldnn
         torch.backends.mha.set_fastpath_enabled(fastpath)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from ensbridge.training.state import State, max_bytes, read_step, trained_weight
 from ensbridge.training.step import AbstractStep, EagerStep
 from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
 from ensbridge.training.timing import TimeSplit
-from ensbridge.utils.files import locked
+from ensbridge.utils.files import CannotLock, locked, open_folder
 from ensbridge.utils.progress import StepCallback
 
 
@@ -108,8 +109,19 @@ def fit(
         nonlocal folder
         if run_dir is None:
             return None
-        folder = RunFolder(run_dir, described)
-        held.enter_context(locked(folder.path))  # before anything there is read
+        path = open_folder(run_dir)
+        lock = path / ".lock"
+        left = lock.exists()
+        try:
+            held.enter_context(locked(path))  # before anything there is read or written
+        except CannotLock as error:
+            warnings.warn(f"{error}; nothing keeps a second process from this run", stacklevel=3)
+        try:
+            folder = RunFolder(path, described)
+        except ValueError:
+            if not left:  # a folder that is refused stays as it was
+                lock.unlink(missing_ok=True)
+            raise
         return folder.newest(max_bytes(student, average))
 
     with ExitStack() as held, torch.enable_grad():  # wherever it is called

@@ -177,20 +177,46 @@ def locked(folder: Path) -> Iterator[None]:
     file systems that lock no folders, as NFS: there a second process can come in once `.lock` is deleted.
     """
     with ExitStack() as held:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        held.callback(os.close, descriptor)
+
+        def hold(descriptor: int) -> int:
+            _HELD.add(descriptor)
+            held.callback(_let_go, descriptor)
+            return descriptor
+
         with suppress(_NoLocks):
-            _lock(descriptor, folder)
+            _lock(hold(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)), folder)
         path = folder / ".lock"
         while True:
-            file = held.enter_context(open(path, "ab", opener=nofollow))
+            file = hold(nofollow(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
             try:
-                _lock(file.fileno(), folder)
+                _lock(file, folder)
             except _NoLocks as error:
-                raise ValueError(f"{path} cannot be locked ({error}); choose a folder elsewhere") from error
-            if _is_at(file.fileno(), path):  # and was not deleted between opening and locking
+                raise CannotLock(f"{path} cannot be locked ({error}); choose a folder elsewhere") from error
+            if _is_at(file, path):  # and was not deleted between opening and locking
                 break
         yield
+
+
+_HELD: set[int] = set()  # descriptors of locks
+
+
+def _let_go(descriptor: int) -> None:
+    if descriptor in _HELD:  # a forked process has none
+        _HELD.remove(descriptor)
+        os.close(descriptor)
+
+
+def _forget_locks() -> None:
+    """Close a forked process's copies, with which it would keep folders locked after its parent's end."""
+    for descriptor in [*_HELD]:
+        _let_go(descriptor)
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+class CannotLock(ValueError):
+    """A folder on a file system without locks."""
 
 
 class _NoLocks(Exception):

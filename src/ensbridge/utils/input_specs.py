@@ -34,11 +34,13 @@ class InputSpec:
 def specs_of(inputs: Inputs) -> tuple[InputSpec, ...] | None:
     """What inputs are like; nothing of their values is kept but the range of whole numbers.
 
-    None where one is of a type that no `InputSpec` has.
+    None where one is of a type that no `InputSpec` has, or has no numbers.
 
     >>> specs_of({"ids": torch.tensor([[3, 7], [5, 2]])})
     (InputSpec(shape=(2,), dtype='int64', name='ids', low=2, high=7),)
     """
+    if not all(tensor.numel() for tensor in tensors_of(inputs)):
+        return None
     names = list(inputs) if isinstance(inputs, Mapping) else [None] * len(tensors_of(inputs))
     specs = [_spec(name, tensor) for name, tensor in zip(names, tensors_of(inputs), strict=True)]
     return tuple(specs) if all(spec.dtype in get_args(DType) for spec in specs) else None

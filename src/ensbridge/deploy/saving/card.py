@@ -16,6 +16,7 @@ from ensbridge.evaluation.scores import COLUMNS, Row, Scores, cells, parse_score
 from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.input_specs import made_up_inputs
+from ensbridge.utils.text import one_line
 
 _FOLDER = '"path/to/this/folder"'
 
@@ -81,7 +82,11 @@ def _cost(fast: FastEnsemble, facts: Facts) -> str:
         _cost_line("parameters", one, params),
     ]
     if facts.input_specs is not None:
-        macs = [count_macs(net, made_up_inputs(facts.input_specs, 1)) for net in (fast.source, fast)]
+        try:
+            macs = [count_macs(net, made_up_inputs(facts.input_specs, 1)) for net in (fast.source, fast)]
+        except Exception as error:  # a network may take only such inputs as cannot be made up
+            reason = f"Multiply-accumulates were not counted: made-up inputs fail ({_text(one_line(error))})."
+            return "\n".join([*lines, "", reason])
         shapes = ", ".join(map(str, facts.input_specs))
         return "\n".join([*lines, _cost_line(f"multiply-accumulates, one example ({_text(shapes)})", *macs)])
     if facts.image_shape is None:

@@ -119,7 +119,7 @@ class Facts:
             None if shape is None else tuple(shape),
             fast.pixel_range,
             None if names is None else tuple(names),
-            None if shape is not None else fast.input_specs,
+            None if shape is not None else _recordable(fast.input_specs),
         )
 
 
@@ -244,6 +244,15 @@ def read_description(path: Path) -> Description:
 def is_ours(raw: object) -> bool:
     """Whether decoded JSON claims to describe a FastEnsemble."""
     return isinstance(raw, dict) and raw.get("format") == FORMAT
+
+
+def _recordable(specs: tuple[InputSpec, ...] | None) -> tuple[InputSpec, ...] | None:
+    """What a file may say of a model's inputs; nothing of those beyond its limits."""
+    try:
+        _check_specs(specs or ())
+    except ValueError:
+        return None
+    return specs
 
 
 def _check_specs(specs: Sequence[InputSpec]) -> None:
