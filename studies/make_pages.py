@@ -242,8 +242,9 @@ def pair_on_digits() -> str:
         ]
         below = [difference for difference, _ in document["below"].get(name, [])]
         gain = with_error(mean(below), stdev(below) / len(below) ** 0.5, 4) if below else ""
+        on = f"{sum(difference > 0 for difference in below)} of {len(below)}" if below else ""
         cost = f"{rows[0]['macs_ratio']:.2f}"
-        lines.append(f"| {cells(name, cost, *scores, gain)} |")
+        lines.append(f"| {cells(name, cost, *scores, gain, on)} |")
     return "\n".join(lines)
 
 
