@@ -222,3 +222,10 @@ def test_shares_are_of_a_hundred() -> None:
     assert sum(soak.SHARES.values()) == 100
     assert list(soak.SHARES) == [kind.name for kind in KINDS]
     assert set(soak.BAD) == set(soak.RUN) == set(soak.PARTS)
+
+
+def test_a_fault_that_nobody_noticed_is_wrong() -> None:
+    row = {"fault": "two at once", "command": "train", "trials": 4, "refused": 1, "not_met": 3}
+    row |= {"lost": [], "left_behind": 0, "other_ends": [], "results_differ": []}
+    assert soak.wrong_in("storage", {"rows": [row]}) == []
+    assert len(soak.wrong_in("storage", {"rows": [row | {"refused": 0, "not_met": 4}]})) == 1
