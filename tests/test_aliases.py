@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 import ensbridge as eb
 from _recipe import tiny
 from ensbridge.evaluation.scores import read_scores
-from ensbridge.experiments import run_recipe
+from ensbridge.experiments import run_recipe, train_recipe
 from ensbridge.experiments.run import _check_schedule
 
 OLD = Path(__file__).parent / "files_v0_1"
@@ -92,3 +93,14 @@ def test_an_old_run_is_resumed_by_the_schedule_that_it_had(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="--schedule paper"):
         _check_schedule(tmp_path, eb.experiments.Plan("cifar10"))
     _check_schedule(tmp_path, eb.experiments.Plan("cifar10", schedule="paper"))
+
+
+def test_a_run_without_a_headline_takes_other_settings_of_it(tmp_path: Path) -> None:
+    recipe = tiny()
+    assert recipe.headline_fit is not None
+    before = replace(recipe, headline_fit=replace(recipe.headline_fit, lr=0.3))
+    train_recipe(before, tmp_path, 3, ["members"])
+    for _ in range(2):  # and resumes with them
+        train_recipe(recipe, tmp_path, 3, ["headline"])
+    with pytest.raises(ValueError, match=r"headline_fit\.lr is 0\.05 there and 0\.3 here"):
+        train_recipe(before, tmp_path, 3, ["headline"])

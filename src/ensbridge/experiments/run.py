@@ -200,10 +200,11 @@ def _open(
     def upgrade(config: dict[str, Any]) -> dict[str, Any]:
         """What a version before wrote; a run that has no headline yet gets today's."""
         config = upgrade_config(config)
-        if not isinstance(config.get("recipe"), dict) or (out / HEADLINE_FOLDER).exists():
+        if not isinstance(config.get("recipe"), dict):
             return config
         later = {name: described[name] for name in HEADLINE_FIELDS if name in described}
-        return config | {"recipe": config["recipe"] | later}
+        kept = config["recipe"] if (out / HEADLINE_FOLDER).exists() else {}
+        return config | {"recipe": config["recipe"] | later | kept}
 
     def begin() -> Path:
         if isinstance(plan, Plan) and (out / "config.json").is_file():
@@ -211,6 +212,8 @@ def _open(
         folder = RunFolder(out, description, ignore=("plan",), upgrade=upgrade)
         if train and in_words:  # the old words may be those of a recipe that has changed since
             folder.describe(description)
+        elif train and (there := read_json(out / "config.json")).get("recipe") != description["recipe"]:
+            folder.describe(there | {"recipe": description["recipe"]})  # with what an earlier version lacks
         return folder.path
 
     folder = engine.broadcast(begin) if engine else begin()
