@@ -205,7 +205,8 @@ def shipped(part: str) -> str:
 def table(name: str) -> str:
     """A whole table as it was measured."""
     content = read("tables.json")[name]
-    head, *rows = (f"| {cells(*line)} |" for line in (content["columns"], *content["rows"]))
+    lines = (content["columns"], *(row["cells"] for row in content["rows"]))
+    head, *rows = (f"| {cells(*line)} |" for line in lines)
     return "\n".join([head, "|---" * len(content["columns"]) + "|", *rows])
 
 
