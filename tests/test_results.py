@@ -86,7 +86,7 @@ def rows_of(document: object) -> list[dict[str, object]]:
         return [row for part in document for row in rows_of(part)]
     if not isinstance(document, dict):
         return []
-    is_row = "model" in document or (cells := document.get("cells", ["—"])) and cells[0] != "—"
+    is_row = "model" in document or ((cells := document.get("cells", ["—"])) and cells[0] != "—")
     here = [document] if is_row else []
     return here + [row for key, part in document.items() if key not in OTHERS for row in rows_of(part)]
 
