@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ensbridge.evaluation.scores import Group, ImageScore, Summary, Uncertainty
-from ensbridge.evaluation.scores.columns import number
-from ensbridge.evaluation.scores.over_runs import OverRuns
+from ensbridge.evaluation.scores.columns import mean_text
 from ensbridge.report.text_table import TextRow, TextTable
 
 SCORES: dict[ImageScore, str] = {
@@ -38,16 +36,6 @@ TERMS = {
     "disagreement": "Score of a bridge: total variation between the source’s prediction and the model’s. It"
     " is not the disagreement of an ensemble’s members.",
 }
-
-
-@dataclass(frozen=True)
-class _Values(OverRuns):
-    """A number of each run, in percent or as it is."""
-
-    of_runs: tuple[float, ...]
-
-    def values(self, name: str) -> list[float]:
-        return list(self.of_runs)
 
 
 def tables(summary: Summary) -> tuple[TextTable, ...]:
@@ -105,4 +93,4 @@ def _detection(groups: list[Group], images: str) -> TextTable:
 
 
 def _cell(values: Iterable[float]) -> str:
-    return number("", 2)(_Values(tuple(values)))
+    return mean_text(list(values), 2)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
-from ensbridge.evaluation.scores.over_runs import OverRuns
-from ensbridge.evaluation.scores.summary import Group, Summary
+from ensbridge.evaluation.scores.summary import Group, OverRuns, Summary
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,17 @@ class Column:
         return self.meaning if isinstance(self.meaning, str) else self.meaning(summary)
 
 
-def number(name: str, digits: int) -> Callable[[OverRuns], str]:
+def mean_text(values: Sequence[float], digits: int) -> str:
     """Mean and, over several runs, standard deviation; a number that is the same in all of them has none."""
+    if not values:
+        return "–"
+    spread = stdev(values) if len(values) > 1 else 0.0
+    return f"{fmean(values):.{digits}f} ± {spread:.{digits}f}" if spread else f"{fmean(values):.{digits}f}"
 
-    def cell(group: OverRuns) -> str:
-        mean, spread = group.mean(name), group.spread(name)
-        if mean is None:
-            return "–"
-        return f"{mean:.{digits}f} ± {spread:.{digits}f}" if spread else f"{mean:.{digits}f}"
 
-    return cell
+def number(name: str, digits: int) -> Callable[[OverRuns], str]:
+    """A column of a score's mean and spread."""
+    return lambda group: mean_text(group.values(name), digits)
 
 
 def _model(group: Group) -> str:
