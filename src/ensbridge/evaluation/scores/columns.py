@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from ensbridge.evaluation.scores.summary import Group, OverRuns, Summary
+from ensbridge.evaluation.scores.summary import CorruptedGroup, Group, OverRuns, Summary
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ def number(name: str, digits: int) -> Callable[[OverRuns], str]:
     return lambda group: mean_text(group.values(name), digits)
 
 
-def _model(group: Group) -> str:
+def model_text(group: Group | CorruptedGroup) -> str:
+    """A model's name, and in how many of the runs it was measured where it is not in all."""
     part = "" if len(group.rows) == group.runs else f" ({len(group.rows)} of {group.runs} runs)"
     return group.model + part
 
@@ -84,7 +85,7 @@ def _gap_meaning(summary: Summary) -> str:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("model", _model, "What was measured."),
+    Column("model", model_text, "What was measured."),
     Column(
         "MACs ×",
         lambda group: f"{group.first.macs_ratio:.2f}",
