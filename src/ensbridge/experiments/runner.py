@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from ensbridge._aliases import find_folder
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
 from ensbridge.evaluation.scores import Curve, parse_curve
-from ensbridge.experiments.jobs import CurveSpec, Experiment, Job, by_group
+from ensbridge.experiments.jobs import CurveSpec, Experiment, Job
 from ensbridge.experiments.recipe import build
 from ensbridge.methods.base import AbstractMethod, JointTraining
 from ensbridge.models.ensemble import Ensemble
@@ -107,7 +108,8 @@ class Run:
 
     def train(self, jobs: Sequence[Job]) -> None:
         """Train jobs that follow each other's needs, or what is left of them."""
-        for name, group in by_group(jobs):
+        for name, of_group in groupby(jobs, key=lambda job: job.group):  # whose progress is shown as one
+            group = list(of_group)
             steps = sum(job.total_steps(len(self.data.train)) for job in group)
             advance = self.progress(name, steps)
             if self.engine and all(job.independent for job in group):
