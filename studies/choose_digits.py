@@ -27,15 +27,7 @@ FOLDS = 4
 Group = tuple[int, ...]  # members by index
 BASE = replace(eb.experiments.digits(), members=3)
 TASK = [*itertools.product((0.2, 0.3), (0.0, 5e-4, 1e-3), (20, 30))]  # noise, weight decay, epochs
-USUAL: dict[str, float] = {
-    "T": 2.0,
-    "noise": 0.1,
-    "lr": 2e-3,
-    "distil_lr": 2e-4,
-    "epochs": 64,
-    "ema": 0.99,
-    "mixup": 0.4,
-}
+USUAL = {"T": 2.0, "noise": 0.1, "lr": 2e-3, "distil_lr": 2e-4, "epochs": 64, "ema": 0.99, "mixup": 0.4}
 BRIDGE = [
     {"lr": 8e-3, "distil_lr": 1e-3},
     {"lr": 4e-3, "distil_lr": 4e-4},
@@ -48,17 +40,15 @@ BRIDGE = [
     {"T": 2.5},
     *({"T": base, "noise": 0.0} for base in (2.0, 1.5, 3.0, 4.0)),
 ]
-STUDENTS = [  # rate and weight decay of ED and of EnD²
-    *itertools.product((0.03, 0.05, 0.1, 0.2, 0.4), (1e-3, 1e-4)),
-    (0.02, 1e-4),
-]
+STUDENTS = [*itertools.product((0.03, 0.05, 0.1, 0.2, 0.4), (1e-3, 1e-4)), (0.02, 1e-4)]  # rate, decay
 STUDENT_INFO = {"ed": eb.evaluation.ModelInfo("ED", 3), "end2": eb.evaluation.ModelInfo("EnD2", 3)}
 NETWORKS = (0.01, 0.03, 0.1, 0.2)  # rates of bridge networks
-PAIRS = {
-    "{1, 2} and {1, 3}": ((0, 1), (0, 2)),
-    "{1, 2, 3} twice": ((0, 1, 2), (0, 1, 2)),
-    "{1, 2, 3} and {1, 4, 5}": ((0, 1, 2), (0, 3, 4)),
-    "{1, 2, 3, 4, 5} twice": ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4)),
+# Two bridges each, by their members and start; those towards the same members differ in the latter.
+PAIRS: dict[str, list[tuple[Group, int]]] = {
+    "{1, 2} and {1, 3}": [((0, 1), 0), ((0, 2), 0)],
+    "{1, 2, 3} twice": [((0, 1, 2), 0), ((0, 1, 2), 1)],
+    "{1, 2, 3} and {1, 4, 5}": [((0, 1, 2), 0), ((0, 3, 4), 0)],
+    "{1, 2, 3, 4, 5} twice": [((0, 1, 2, 3, 4), 0), ((0, 1, 2, 3, 4), 1)],
 }
 
 
@@ -116,12 +106,8 @@ def study_task(out: Path, variants: int | None) -> None:
 def bridge_recipe(variant: Mapping[str, float]) -> Recipe:
     """The recipe with a variant of its bridges."""
     values = {**USUAL, **variant}
-    fit = replace(
-        BASE.bridge_fit,
-        augment=eb.data.Augment(mixup=values["mixup"], noise=values["noise"]),
-        lr=values["lr"],
-        epochs=values["epochs"],
-    )
+    inputs = eb.data.Augment(mixup=values["mixup"], noise=values["noise"])
+    fit = replace(BASE.bridge_fit, augment=inputs, lr=values["lr"], epochs=values["epochs"])
     short = replace(fit, epochs=BASE.distill_fit.epochs, lr=values["distil_lr"])
     bridge = replace(BASE.bridge, temperature=eb.TemperatureLaw(base=values["T"]), ema=values["ema"])
     fits = {"bridge_fit": fit, "kl_fit": fit, "distill_fit": short}
@@ -165,16 +151,12 @@ def study_baselines(out: Path, variants: int | None) -> None:
         print(line(name, {key: nlls[key] for key in ("DE-1", "DE-3", name)}), flush=True)
 
 
-def pair_model(name: str, groups: tuple[Group, Group]) -> TableModel:
-    """The source with two bridges; the second of two alike has another start."""
-    names = [bridge_name(group, start) for group, start in starts(groups)]
-    info = eb.evaluation.ModelInfo("DBN", len({*groups[0], *groups[1]}), 2, 1, "kl", 2.0)
+def pair_model(name: str, pair: list[tuple[Group, int]]) -> TableModel:
+    """The source with two bridges."""
+    members = len({index for group, _ in pair for index in group})
+    info = eb.evaluation.ModelInfo("DBN", members, 2, 1, "kl", 2.0)
+    names = [bridge_name(*bridge) for bridge in pair]
     return replace(eb.experiments.bridge_model(info, "bridges", names), name=name)
-
-
-def starts(groups: tuple[Group, Group]) -> list[tuple[Group, int]]:
-    """The two bridges of a pair, by group and start."""
-    return [(groups[0], 0), (groups[1], int(groups[0] == groups[1]))]
 
 
 def bridge_name(group: Group, start: int) -> str:
@@ -198,11 +180,11 @@ def bridge_spec(recipe: Recipe, seed: int, group: Group, start: int) -> MethodSp
 def study_pairs(out: Path, variants: int | None) -> None:
     """Pairs of bridges with KL towards groups of five members, for two seeds."""
     recipe, chosen = eb.experiments.digits(), dict([*PAIRS.items()][:variants])
-    bridges = dict.fromkeys(pair for groups in chosen.values() for pair in starts(groups))
+    bridges = dict.fromkeys(bridge for pair in chosen.values() for bridge in pair)
     models = tuple(pair_model(*pair) for pair in chosen.items())
 
     def experiment(seed: int) -> Experiment:
-        specs = {bridge_name(*pair): bridge_spec(recipe, seed, *pair) for pair in bridges}
+        specs = {bridge_name(*bridge): bridge_spec(recipe, seed, *bridge) for bridge in bridges}
         job = Job("bridges", "bridges", specs, eb.experiments.member_folders(recipe, 5))
         return Experiment((*stage_of(recipe, "members")(seed).jobs, job), models, {})
 
@@ -217,12 +199,7 @@ def study_pairs(out: Path, variants: int | None) -> None:
 
 def main() -> None:
     """Run one of the studies."""
-    studies = {
-        "task": study_task,
-        "bridge": study_bridge,
-        "baselines": study_baselines,
-        "pairs": study_pairs,
-    }
+    studies = {"task": study_task, "bridge": study_bridge, "baselines": study_baselines, "pairs": study_pairs}
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     asked.add_argument("study", choices=[*studies])
     asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")

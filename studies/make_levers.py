@@ -17,42 +17,28 @@ import ensbridge as eb
 from provenance import provenance
 
 INPUTS = {"mixup0.4-cutmix0": "α = 0.4", "mixup1-cutmix0": "α = 1", "mixup1-cutmix0-joint": "α = 1"}
-LEVERS = (  # what changes, between which inputs and models
-    ("five teachers in place of three", ("α = 0.4", "ed5"), ("α = 0.4", "ed3")),
-    ("mixup α = 1 in place of 0.4, the distilled network", ("α = 1", "ed5"), ("α = 0.4", "ed5")),
-    ("mixup α = 1 in place of 0.4, with its bridge", ("α = 1", "ed5 + T2"), ("α = 0.4", "ed5 + T2")),
-    ("a bridge at T = 2 beside the distilled network", ("α = 1", "ed5 + T2"), ("α = 1", "ed5")),
-    ("T = ∞ in place of 2", ("α = 1", "ed5 + Tinf"), ("α = 1", "ed5 + T2")),
-    (
-        "averaged with the source's prediction, α = 0.4",
-        ("α = 0.4", "ed5 + T2, mean with ed5"),
-        ("α = 0.4", "ed5 + T2"),
+LEVERS = (  # what changes, and the two that are compared: inputs, then the model
+    ("five teachers in place of three", "α = 0.4 ed5", "α = 0.4 ed3"),
+    ("mixup α = 1 in place of 0.4, the distilled network", "α = 1 ed5", "α = 0.4 ed5"),
+    ("mixup α = 1 in place of 0.4, with its bridge", "α = 1 ed5 + T2", "α = 0.4 ed5 + T2"),
+    ("a bridge at T = 2 beside the distilled network", "α = 1 ed5 + T2", "α = 1 ed5"),
+    ("T = ∞ in place of 2", "α = 1 ed5 + Tinf", "α = 1 ed5 + T2"),
+    *(
+        (f"averaged with the source's prediction, {a}", f"{a} ed5 + T2, mean with ed5", f"{a} ed5 + T2")
+        for a in ("α = 0.4", "α = 1")
     ),
-    (
-        "averaged with the source's prediction, α = 1",
-        ("α = 1", "ed5 + T2, mean with ed5"),
-        ("α = 1", "ed5 + T2"),
+    *(
+        (f"two bridges of half the cost in place of one, {a}", f"{a} ed5 + two halves", f"{a} ed5 + T2")
+        for a in ("α = 0.4", "α = 1")
     ),
-    (
-        "two bridges of half the cost in place of one, α = 0.4",
-        ("α = 0.4", "ed5 + two halves"),
-        ("α = 0.4", "ed5 + T2"),
+    ("plain residual blocks in place of inverted ones", "α = 1 ed5 + plain", "α = 1 ed5 + T2"),
+    *(
+        (f"source and bridge trained jointly, {a}", f"{a} joint + T2", f"{a} ed5 + T2")
+        for a in ("α = 0.4", "α = 1")
     ),
-    (
-        "two bridges of half the cost in place of one, α = 1",
-        ("α = 1", "ed5 + two halves"),
-        ("α = 1", "ed5 + T2"),
-    ),
-    (
-        "plain residual blocks in place of inverted ones",
-        ("α = 1", "ed5 + plain"),
-        ("α = 1", "ed5 + T2"),
-    ),
-    ("source and bridge trained jointly, α = 0.4", ("α = 0.4", "joint + T2"), ("α = 0.4", "ed5 + T2")),
-    ("source and bridge trained jointly, α = 1", ("α = 1", "joint + T2"), ("α = 1", "ed5 + T2")),
-    ("joint, T = 1 in place of 2", ("α = 1", "joint-T1 + T1"), ("α = 1", "joint + T2")),
-    ("joint, T = 4 in place of 2", ("α = 1", "joint-T4 + T4"), ("α = 1", "joint + T2")),
-    ("joint, two bridges in place of one", ("α = 1", "joint-two + two"), ("α = 1", "joint + T2")),
+    ("joint, T = 1 in place of 2", "α = 1 joint-T1 + T1", "α = 1 joint + T2"),
+    ("joint, T = 4 in place of 2", "α = 1 joint-T4 + T4", "α = 1 joint + T2"),
+    ("joint, two bridges in place of one", "α = 1 joint-two + two", "α = 1 joint + T2"),
 )
 
 
@@ -62,7 +48,7 @@ def main() -> None:
     labels = eb.data.open_splits(data).val.labels
     assert labels is not None
     rows: list[dict[str, Any]] = []
-    nlls: dict[tuple[str, str], torch.Tensor] = {}
+    nlls: dict[str, torch.Tensor] = {}
     for name, inputs in INPUTS.items():
         if not (folder := Path(out) / name).exists():
             continue
@@ -71,8 +57,8 @@ def main() -> None:
             log_probs = {model: torch.from_numpy(arrays[model]).float() for model in arrays.files}
         for row in scores.rows:
             of_inputs = "" if row.method == "DE" else inputs
-            if (of_inputs, row.model) not in nlls:
-                nlls[of_inputs, row.model] = eb.metrics.nll_per_image(log_probs[row.model], labels)
+            if (key := f"{of_inputs} {row.model}") not in nlls:
+                nlls[key] = eb.metrics.nll_per_image(log_probs[row.model], labels)
                 figures = {"macs_ratio": row.macs_ratio, "acc": row.acc / 100, "nll": row.nll, "ece": row.ece}
                 where = {"part": "validation", "inputs": of_inputs, "model": row.model}
                 method = "DE" if row.method == "DE" else row.model

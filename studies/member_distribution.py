@@ -21,17 +21,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor
 
 import ensbridge as eb
-from common import members_of
+from common import RESULTS, members_of
 from ensbridge.evaluation import ModelInfo
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
 from ensbridge.methods import AbstractMethod, BridgeConfig, DiffusionBridge
 from provenance import provenance
 
-RESULTS = Path(__file__).parent.parent / "results"
 COMMAND = "python studies/member_distribution.py OUT"
 SAMPLES = 16
 OOD, OTHERS = ("uniform", "textures"), 500
@@ -105,60 +103,39 @@ def built(run: Run, key: str) -> torch.nn.Module:
 
 
 @torch.no_grad()
-def member_log_probs(model: torch.nn.Module, images: Tensor) -> Tensor:
-    """Log-probabilities of members, or of what stands for them, (M, N, K)."""
-    return torch.cat([model.member_logits(part).log_softmax(-1) for part in images.split(250)], 1)  # type: ignore[operator]
-
-
-@torch.no_grad()
-def entropy_row(
-    name: str,
-    seed: int,
-    model: torch.nn.Module,
-    images: Tensor,
-    real: Tensor,
-    other: dict[str, eb.data.ImageSet],
-) -> dict[str, object]:
-    """The same of a model without samples, by the entropy of its prediction."""
-    entropy = eb.metrics.entropy(model(images).log_softmax(-1))
-    truth = eb.metrics.decompose_entropy(real).mutual_information
-    row: dict[str, object] = {"model": f"{name}, its entropy", "seed": seed}
-    row |= {"mi_rank": float(spearmanr(entropy.cpu(), truth.cpu())[0])}  # type: ignore[arg-type]
-    for kind, unknown in other.items():
-        theirs = eb.metrics.entropy(model(unknown.images).log_softmax(-1))
-        row |= {f"auroc_{kind}": eb.metrics.auroc(entropy, theirs)}
-    return row
+def uncertainty(model: torch.nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Mutual information (N,) and the members' log-probabilities (M, N, K), or entropy without members."""
+    if not isinstance(model, eb.Ensemble | eb.models.SampledEnsemble):
+        return eb.metrics.entropy(model(images).log_softmax(-1)), None
+    log_probs = torch.cat([model.member_logits(part).log_softmax(-1) for part in images.split(250)], 1)
+    return eb.metrics.decompose_entropy(log_probs).mutual_information, log_probs
 
 
 def compare(run: Run, recipe: Recipe, data: eb.data.Splits, seed: int) -> list[dict[str, object]]:
-    """How near each model's members are to the real ones."""
+    """How near each model's members are to the real ones; a model without samples by its entropy."""
     device = data.test.images.device
-    ensemble = eb.experiments.trained_ensemble(run, recipe, 5)
     images = data.test.batch(torch.arange(len(data.test), device=device))[0]
     draws, shape = torch.Generator().manual_seed(seed), tuple(images.shape[1:])
     other = {
-        name: eb.data.ood_images(name, min(OTHERS, len(images)), shape, generator=draws).to(device)
+        name: eb.data.ood_images(name, min(OTHERS, len(images)), shape, generator=draws).to(device).images
         for name in OOD
     }
-    real = member_log_probs(ensemble, images)
+    ensemble = eb.experiments.trained_ensemble(run, recipe, 5)
+    truth, real = uncertainty(ensemble, images)
+    assert real is not None
+    models = {"five members": ensemble, **{model.name: model.build(run) for model in run.experiment.models}}
     rows: list[dict[str, object]] = []
-    for name, model in {
-        "five members": ensemble,
-        **{model.name: model.build(run) for model in run.experiment.models},
-    }.items():
-        if not isinstance(model, eb.Ensemble | eb.models.SampledEnsemble):
-            rows.append(entropy_row(name, seed, model, images, real, other))
-            continue
-        log_probs = member_log_probs(model, images)
-        information = eb.metrics.decompose_entropy(log_probs).mutual_information
-        truth = eb.metrics.decompose_entropy(real).mutual_information
-        spread, wanted = (values.exp().var(0).sum(-1) for values in (log_probs, real))
-        row: dict[str, object] = {"model": name, "seed": seed, "mi": information.mean().item()}
-        row |= {"mi_rank": float(spearmanr(information.cpu(), truth.cpu())[0])}  # type: ignore[arg-type]
-        row |= {"variance_ratio": (spread.mean() / wanted.mean()).item()}
+    for name, model in models.items():
+        score, log_probs = uncertainty(model, images)
+        label = f"{name}, its entropy" if log_probs is None else name
+        row: dict[str, object] = {"model": label, "seed": seed}
+        row |= {} if log_probs is None else {"mi": score.mean().item()}
+        row["mi_rank"] = eb.metrics.rank_correlation(score, truth)
+        if log_probs is not None:
+            spread, wanted = (values.exp().var(0).sum(-1).mean() for values in (log_probs, real))
+            row["variance_ratio"] = (spread / wanted).item()
         for kind, unknown in other.items():
-            theirs = eb.metrics.decompose_entropy(member_log_probs(model, unknown.images)).mutual_information
-            row |= {f"auroc_{kind}": eb.metrics.auroc(information, theirs)}
+            row[f"auroc_{kind}"] = eb.metrics.auroc(score, uncertainty(model, unknown)[0])
         rows.append(row)
     return rows
 
@@ -175,24 +152,16 @@ def main() -> None:
     name = "digits" if options.cifar10 is None else "cifar10"
     recipe = replace(eb.experiments.RECIPES[name]("default", "published"), members=5)
     if options.epochs is not None:
-        fit = replace(
-            recipe.kl_fit, epochs=options.epochs, batch_size=options.limit or recipe.kl_fit.batch_size
-        )
-        recipe = replace(recipe, kl_fit=fit)
+        batch = options.limit or recipe.kl_fit.batch_size
+        recipe = replace(recipe, kl_fit=replace(recipe.kl_fit, epochs=options.epochs, batch_size=batch))
     data = eb.data.load_digits() if options.cifar10 is None else eb.data.open_splits(options.cifar10)
     data = eb.experiments.limit_images(data, options.limit)
     members = None if options.cifar10 is None else members_of(None, recipe)
     rows, distribution = [], []
     for seed in options.seeds:
+        trained, folder = experiment(recipe, seed, members is None), options.out / f"seed-{seed}"
         result = eb.experiments.run_study(
-            experiment(recipe, seed, members is None),
-            recipe,
-            data,
-            options.out / f"seed-{seed}",
-            members,
-            seed=seed,
-            final=True,
-            quiet=True,
+            trained, recipe, data, folder, members, seed=seed, final=True, quiet=True
         )
         print(result.scores["test"].table(), flush=True)
         rows += [
@@ -205,13 +174,11 @@ def main() -> None:
             distribution.append(provenance(name, "DE" if method == "five members" else method, 5, seed) | row)
     for row in distribution:
         print(*(f"{value:.3f}" if isinstance(value, float) else value for value in row.values()), sep="  ")
-    cifar10 = options.cifar10 is not None
-    command = f"{COMMAND}{' --cifar10 cifar10' if cifar10 else ''}"
-    document = {"command": command, "samples": SAMPLES, "rows": rows, "distribution": distribution}
+    suffix, more = ("", "") if options.cifar10 is None else ("-cifar10", " --cifar10 cifar10")
+    document = {"command": f"{COMMAND}{more}", "samples": SAMPLES, "rows": rows, "distribution": distribution}
     text = json.dumps(document, indent=1, ensure_ascii=False)
-    file = f"member_distribution{'-cifar10' if cifar10 else ''}.json"
     if options.limit is None and options.epochs is None:
-        (RESULTS / file).write_text(text + "\n", encoding="utf-8")
+        (RESULTS / f"member_distribution{suffix}.json").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

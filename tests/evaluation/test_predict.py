@@ -10,7 +10,7 @@ import _tiny
 import ensbridge as eb
 from ensbridge.data import ImageSet
 from ensbridge.deploy.batch import predict_images
-from ensbridge.evaluation.predict import predict, predict_batch, predict_by_size, predict_each
+from ensbridge.evaluation.predict import predict, predict_batch, predict_each
 from ensbridge.methods import Bridge, BridgeNetwork
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
@@ -53,9 +53,8 @@ def test_models_together_answer_as_each_alone_to_the_bit(models: dict[str, nn.Mo
         assert each.equal(alone[name]), name
     ensemble = models["DE-3"]
     assert isinstance(ensemble, Ensemble)
-    for name, each in zip(
-        ("source", "DE-2", "DE-3"), predict_by_size(ensemble, ImageSet(images), 4), strict=True
-    ):
+    together = predict_each(ensemble.by_size(), ImageSet(images), 4).values()
+    for name, each in zip(("source", "DE-2", "DE-3"), together, strict=True):
         torch.testing.assert_close(each, alone[name])
 
 

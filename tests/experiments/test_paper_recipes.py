@@ -13,7 +13,7 @@ from ensbridge.experiments import Plan, dry_run
 from ensbridge.experiments.plan import RECIPES
 from ensbridge.experiments.recipe import Recipe, baseline_sizes, build
 from ensbridge.metrics.cost import count_params
-from ensbridge.report.paper import paper_rows
+from ensbridge.report.tables import paper_rows
 
 PAPER = [name for name in RECIPES if name != "digits"]
 # Parameters of a member and of a score network, training images, steps of a member and of a bridge.

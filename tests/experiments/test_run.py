@@ -21,9 +21,8 @@ from ensbridge.experiments import Recipe, evaluate_run, run_recipe, train_recipe
 from ensbridge.experiments.jobs import outline
 from ensbridge.experiments.parts import groups_for
 from ensbridge.experiments.recipe import build, describe
-from ensbridge.experiments.runner import Run
+from ensbridge.experiments.runner import Run, side_by_side
 from ensbridge.experiments.table import experiment_of
-from ensbridge.experiments.threads import side_by_side
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.joint_distillation import JointDistillation
 from ensbridge.models import ResNet

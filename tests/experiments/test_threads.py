@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ensbridge.experiments.threads import side_by_side
+from ensbridge.experiments.runner import side_by_side
 from ensbridge.utils.progress import StepCallback
 
 

@@ -306,3 +306,37 @@ def test_logits_and_probabilities_are_refused(
 def test_a_temperature_needs_a_possible_label() -> None:
     with pytest.raises(ValueError, match=r"\b1 labels.*zero"):
         fit_temperature(torch.tensor([[0.0, -math.inf]]), torch.tensor([1]))
+
+
+# ------------------------------------------------------------------------------ in batches
+
+
+@pytest.mark.parametrize("chunk", [1, 10, 64, 157, 1000])
+def test_streaming_equals_one_pass(chunk: int) -> None:
+    log_probs, labels = _tiny.predictions()
+    stream = MetricStream(temperature=1.7)
+    for some_log_probs, some_labels in zip(log_probs.split(chunk), labels.split(chunk), strict=True):
+        stream.update(some_log_probs, some_labels)
+    scores = stream.compute()
+    tempered = (log_probs / 1.7).log_softmax(-1)
+    truths = {
+        "acc": accuracy(log_probs, labels),
+        "nll": nll(log_probs, labels),
+        "brier": brier(log_probs, labels),
+        "ece": ece(log_probs, labels),
+        "cnll": log_loss(labels, tempered.exp(), labels=range(7)),
+        "count": 157,
+    }
+    assert scores == pytest.approx(truths, rel=1e-12)
+    assert scores["acc"] == truths["acc"]
+    assert isinstance(scores["count"], int)
+
+
+def test_wrong_streams_are_refused() -> None:
+    with pytest.raises(ValueError, match="bins is 0"):
+        MetricStream(bins=0)
+    for temperature in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"temperature is {temperature}"):
+            MetricStream(temperature=temperature)
+    with pytest.raises(ValueError, match="0 images"):
+        MetricStream().compute()

@@ -27,8 +27,7 @@ from ensbridge.report import (
     shipped,
     write_report,
 )
-from ensbridge.report.paper import comparison, paper_capacity
-from ensbridge.report.text_table import TextTable
+from ensbridge.report.tables import TextTable, comparison, paper_capacity
 
 # ------------------------------------------------------------------------------ the terminal
 

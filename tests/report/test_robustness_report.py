@@ -27,8 +27,8 @@ from ensbridge.evaluation.scores import (
     summarise,
 )
 from ensbridge.report import corrupted_tables, write_report
-from ensbridge.report.corrupted import notes, tables
 from ensbridge.report.figures import severity
+from ensbridge.report.tables import corruption_notes, corruption_tables
 
 # ------------------------------------------------------------------------------ scores.json
 
@@ -133,7 +133,7 @@ def test_runs_on_different_corrupted_images_are_not_averaged() -> None:
 def cells(summary: Summary, number: int = 0) -> dict[str, tuple[str, ...]]:
     """Our cells by model, and the paper's by "paper: model"."""
     by_name, last = {}, ""
-    for name, texts, css in tables(summary)[number].rows:
+    for name, texts, css in corruption_tables(summary)[number].rows:
         last = last if css else name
         by_name[f"paper: {last}" if css else name] = texts
     return by_name
@@ -142,7 +142,7 @@ def cells(summary: Summary, number: int = 0) -> dict[str, tuple[str, ...]]:
 def test_tables_hold_our_means_and_the_papers_numbers() -> None:
     runs = [shifted(seed, OURS) for seed in (6, 7, 8)]
     summary = summarise(runs)
-    mild, all_five = tables(summary)
+    mild, all_five = corruption_tables(summary)
     assert (mild.heading, all_five.heading) == ("Severity 1", "Mean over severities 1 to 5")
     assert [title for title, _ in mild.blocks] == ["mean of 19", "mean of 18 without frost"]
     assert mild.columns == ("ACC", "NLL", "cNLL") * 2
@@ -168,21 +168,21 @@ def test_tables_hold_our_means_and_the_papers_numbers() -> None:
     assert all(texts[3:] == ("–",) * 3 for name, texts in shown.items() if name.startswith("paper"))
     assert shown["+2 BN medium"] == ("–",) * 6  # not measured here
     assert not all_five.has_paper
-    assert not tables(summarise([shifted(6, OURS, "digits")]))[0].has_paper
-    assert tables(summarise([shifted(6, OURS, severities=1)]))[1:] == ()
-    assert tables(summarise([parse_scores(make_document())])) == ()
+    assert not corruption_tables(summarise([shifted(6, OURS, "digits")]))[0].has_paper
+    assert corruption_tables(summarise([shifted(6, OURS, severities=1)]))[1:] == ()
+    assert corruption_tables(summarise([parse_scores(make_document())])) == ()
 
 
 def test_the_note_says_whose_images_they_are() -> None:
-    ours = " ".join(notes(summarise([shifted(6, OURS)])))
+    ours = " ".join(corruption_notes(summarise([shifted(6, OURS)])))
     assert "regeneration" in ours
     assert "not bit-comparable" in ours
     assert "frost from generated" in ours
-    published = " ".join(notes(summarise([shifted(6, None)])))
+    published = " ".join(corruption_notes(summarise([shifted(6, None)])))
     assert "not made by ensbridge" in published
     assert "regeneration" not in published
     assert "bit-comparable" not in published
-    unknown = " ".join(notes(summarise([replace(shifted(6, None), corrupted_set=None)])))
+    unknown = " ".join(corruption_notes(summarise([replace(shifted(6, None), corrupted_set=None)])))
     assert "not known" in unknown
 
 

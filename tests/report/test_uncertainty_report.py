@@ -19,7 +19,7 @@ from ensbridge.evaluation.scores import (
     summarise,
 )
 from ensbridge.report import write_report
-from ensbridge.report.uncertainty import SCORES, tables
+from ensbridge.report.tables import SCORE_LABELS, uncertainty_tables
 
 EXTRA: dict[str, ImageScore] = {"DE-3": "mutual_information", "+1 DBN": "disagreement"}
 
@@ -96,7 +96,7 @@ def test_several_runs_are_mean_and_spread(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_is_not_shown(tmp_path: Path) -> None:
     assert section(summarise([bare(parse_scores(make_document()))]), tmp_path) == ""
-    first, *_ = tables(summarise([measured(1, sets=False)]))
+    first, *_ = uncertainty_tables(summarise([measured(1, sets=False)]))
     assert [block for block, _ in first.blocks] == ["selective risk, ×1000"]
     assert [row.model for row in first.rows] == ["DE-1", "DE-3", "+1 DBN"]
-    assert len(SCORES) == 4
+    assert len(SCORE_LABELS) == 4

@@ -6,6 +6,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from ensbridge import metrics
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.data.examples import ExampleSet
 from ensbridge.data.loader import Data, collect
-from ensbridge.evaluation.predict import predict, predict_by_size, predict_each
-from ensbridge.evaluation.scores import Bin, Detection, ModelInfo, Reliability, Row, Scores, find_control
+from ensbridge.evaluation.predict import predict, predict_each
+from ensbridge.evaluation.scores import Bin, ModelInfo, Reliability, Row, Scores, find_control
 from ensbridge.evaluation.uncertainty import measure_detection, measure_uncertainty
 from ensbridge.metrics.checks import checked_labels
 from ensbridge.metrics.cost import count_macs, count_params
@@ -103,8 +104,9 @@ class Evaluator:
         ood: Mapping[str, Data] | None = None,
     ) -> None:
         """Run every member, unless `by_size`, the predictions of DE-1 … DE-M on the test split, is known."""
-        self.reference, self.batch_size, self.engine, self.advance = reference, batch_size, engine, advance
-        self.seed = seed
+        self.reference, self.seed = reference, seed
+        self._predict = partial(predict_each, batch_size=batch_size, engine=engine, advance=advance)
+        self._detect = partial(measure_detection, batch_size=batch_size, engine=engine, advance=advance)
         self.target = len(reference) if target is None else target
         if not 1 <= self.target <= len(reference):
             raise ValueError(f"target is {target}; the reference has {len(reference)} members")
@@ -112,10 +114,9 @@ class Evaluator:
         self.val, self.val_labels = (None, None) if val is None else _labelled(val, "val")
         self.ood = None if ood is None else _other_images(ood, self.test)
         self._check_labels(by_size)
-        self.by_size = by_size or predict_by_size(reference, self.test, batch_size, engine, advance)
-        self.val_by_size = (
-            None if self.val is None else predict_by_size(reference, self.val, batch_size, engine, advance)
-        )
+        ensembles = reference.by_size()
+        self.by_size = by_size or [*self._predict(ensembles, self.test).values()]
+        self.val_by_size = None if self.val is None else [*self._predict(ensembles, self.val).values()]
         self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.by_size]
         self.image = next(self.test.batches(1))[0]
 
@@ -165,7 +166,7 @@ class Evaluator:
                     f"{name!r} has {classes} classes, the members {self.classes}; compare models of the same"
                 )
         held_out = self._predict_validation(others, {*ensemble_sizes.values()} - {0})
-        detections = self._detect(models)
+        detections = None if self.ood is None else self._detect(models, self.test, self.ood)
         measured = {}
         for name, model in models.items():
             ensemble_size = ensemble_sizes[name]
@@ -214,11 +215,6 @@ class Evaluator:
             reliability=reliability,
         )
 
-    def _detect(self, models: Mapping[str, nn.Module]) -> dict[str, tuple[Detection, ...]] | None:
-        if self.ood is None:
-            return None
-        return measure_detection(models, self.test, self.ood, self.batch_size, self.engine, self.advance)
-
     def _predict_validation(
         self, models: Mapping[str, nn.Module], sizes: set[int]
     ) -> dict[str | int, tuple[Tensor, Tensor]]:
@@ -228,9 +224,6 @@ class Evaluator:
         answers: dict[str | int, Tensor] = {size: self.val_by_size[size - 1] for size in sizes}
         answers |= self._predict(models, self.val)
         return {key: (log_probs, self.val_labels) for key, log_probs in answers.items()}
-
-    def _predict(self, models: Mapping[str, nn.Module], data: ExampleSet) -> dict[str, Tensor]:
-        return predict_each(models, data, self.batch_size, self.engine, self.advance)
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, str]:

@@ -123,14 +123,3 @@ def predict_batch(models: Mapping[str, nn.Module], images: Inputs) -> dict[str, 
     return {
         name: at_least_float32(logits(model)).log_softmax(-1).to(device) for name, model in models.items()
     }
-
-
-def predict_by_size(
-    ensemble: Ensemble,
-    data: ExampleSet,
-    batch_size: int = 256,
-    engine: Engine | None = None,
-    advance: Advance = ignore,
-) -> list[Tensor]:
-    """Log-probabilities of DE-1 … DE-M, each (N, K), from one pass of every member."""
-    return list(predict_each(ensemble.by_size(), data, batch_size, engine, advance).values())

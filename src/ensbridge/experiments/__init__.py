@@ -7,6 +7,7 @@ from ensbridge.experiments.jobs import Job as Job
 from ensbridge.experiments.jobs import MethodSpec as MethodSpec
 from ensbridge.experiments.jobs import TableModel as TableModel
 from ensbridge.experiments.jobs import joint_jobs as joint_jobs
+from ensbridge.experiments.named import evaluate_saved as evaluate_saved
 from ensbridge.experiments.paper import cifar10 as cifar10
 from ensbridge.experiments.paper import cifar100 as cifar100
 from ensbridge.experiments.paper import imagenet64 as imagenet64
@@ -34,7 +35,6 @@ from ensbridge.experiments.run import run_recipe as run_recipe
 from ensbridge.experiments.run import train_recipe as train_recipe
 from ensbridge.experiments.runner import Run as Run
 from ensbridge.experiments.runner import seeded as seeded
-from ensbridge.experiments.saved import evaluate_saved as evaluate_saved
 from ensbridge.experiments.study import StudyResult as StudyResult
 from ensbridge.experiments.study import limit_images as limit_images
 from ensbridge.experiments.study import load_members as load_members

@@ -5,9 +5,8 @@ Training, loading, the outline of a dry run, resuming and evaluation all follow 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -161,12 +160,6 @@ class Experiment:
         curves = tuple(curve for curve in self.curves if curve.folder in trained)
         kept = {name: folders for name, folders in self.stages.items() if trained.issuperset(folders)}
         return replace(self, jobs=tuple(jobs), models=models, stages=kept, curves=curves)
-
-
-def by_group(jobs: Iterable[Job]) -> Iterator[tuple[str, list[Job]]]:
-    """Jobs that follow each other and whose progress is shown as one."""
-    for group, members in groupby(jobs, key=lambda job: job.group):
-        yield group, list(members)
 
 
 def outline(jobs: Iterable[Job], images: int) -> list[str]:

@@ -10,17 +10,19 @@ from pathlib import Path
 import torch
 
 from ensbridge._compress import compress
+from ensbridge.data import DATASETS, class_folders, class_names, open_splits
 from ensbridge.data.arrays import read_images
-from ensbridge.data.dataset_info import DATASETS
+from ensbridge.data.digits import Splits
 from ensbridge.data.image_parts import ImagePart, open_parts
 from ensbridge.data.loader import ImageSet, collect
 from ensbridge.data.reading import layout_of
 from ensbridge.data.stream import MEMORY, parse_memory
-from ensbridge.deploy.batch import decode_image
+from ensbridge.deploy.batch import Pixels, decode_image
 from ensbridge.deploy.members import Member, Overrides, check_source, open_member, open_members
+from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.folder import check_target
 from ensbridge.deploy.saving.metadata import check_origin, is_hub_name, is_licence
-from ensbridge.evaluation.evaluate import evaluate
+from ensbridge.evaluation.evaluate import Evaluator, environment, evaluate, infer_info
 from ensbridge.evaluation.fidelity import Fidelity
 from ensbridge.evaluation.predict import predict
 from ensbridge.evaluation.scores import Scores
@@ -28,7 +30,9 @@ from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.named import ImageInput, NamedNetwork, input_of
 from ensbridge.training.candidates import Say
+from ensbridge.utils.devices import auto_device
 from ensbridge.utils.files import opened_folder
+from ensbridge.utils.progress import Stage, silent
 
 ALL, TRAIN, VAL, TEST = "all", "train", "val", "test"
 
@@ -150,6 +154,55 @@ def evaluate_named(
     held = None if val is None else collect(val.in_order_of(class_names).data, "val").to(device)
     reference = Ensemble([nets[first.name]])
     return evaluate(nets, images, held, reference=reference, dataset=_title(data))
+
+
+def evaluate_saved(
+    model: str,
+    data: str,
+    root: Path | str | None = None,
+    progress: Stage = silent,
+    device: str = "auto",
+    allow: Collection[str] = (),
+) -> Scores:
+    """The scores of a saved model and of its source alone on the test images of a data set.
+
+    `model` and `allow` are what `load` takes, `data` what `open_splits` does; temperatures of the calibrated
+    NLL are fitted on validation images. Without other members, DEE only says whether one is beaten.
+    """
+    fast = load(model, allow=allow)
+    Pixels.of(fast, None, None)  # refuses a model of pixels that are not from 0 to 1, as data sets are read
+    splits = open_splits(data, root)
+    _check_data(fast, splits, model, data)
+    where = auto_device(device)
+    fast, splits = fast.to(where), splits.to(where)
+    source = Ensemble([fast.source])
+    advance = progress("evaluate", 2 * (len(splits.test) + len(splits.val)), "images")
+    evaluator = Evaluator(source, splits.test, splits.val, batch_size=500, advance=advance)
+    rows = evaluator.measure({"DE-1": source, model: fast}, {model: infer_info(fast)})
+    names = fast.class_names or tuple(map(str, range(evaluator.classes)))
+    return Scores(data, 0, names, environment(where), rows, target=1)
+
+
+def _check_data(fast: FastEnsemble, splits: Splits, model: str, data: str) -> None:
+    """Refuse images of another shape, or of other classes, than the model's."""
+    ours, theirs = fast.class_names, _set_class_names(data)
+    if ours is not None and theirs is not None and tuple(ours) != tuple(theirs):
+        pairs = enumerate(zip(ours, theirs, strict=False))
+        other = next((f"{label} is {a!r} there and {b!r} here" for label, (a, b) in pairs if a != b), None)
+        which = other or f"there are {len(ours)} there and {len(theirs)} here"
+        raise ValueError(
+            f"{model} and {data} differ in their classes ({which}); give a set of the same classes"
+        )
+    shape = tuple(splits.test.images.shape[1:])
+    if fast.image_shape is not None and tuple(fast.image_shape) != shape:
+        raise ValueError(f"{model} takes images {fast.image_shape}, those of {data} are {shape}; give others")
+
+
+def _set_class_names(data: str) -> tuple[str, ...] | None:
+    """The classes of a data set by label, where they have names."""
+    if data in DATASETS:
+        return class_names(data)
+    return class_folders(data) or None if Path(data).is_dir() else None
 
 
 def images_for(

@@ -29,14 +29,12 @@ from ensbridge.evaluation.scores import (
     read_scores,
     summarise,
 )
-from ensbridge.experiments.headline import FOLDER as HEADLINE_FOLDER
 from ensbridge.experiments.jobs import Table, TableModel, outline
 from ensbridge.experiments.parts import trained_ensemble
 from ensbridge.experiments.plan import Plan
 from ensbridge.experiments.recipe import HEADLINE_FIELDS, Recipe, describe
-from ensbridge.experiments.runner import Run
-from ensbridge.experiments.table import STAGES, TABLE_STAGES, experiment_of
-from ensbridge.experiments.threads import one_thread
+from ensbridge.experiments.runner import Run, one_thread
+from ensbridge.experiments.table import HEADLINE, STAGES, TABLE_STAGES, experiment_of
 from ensbridge.experiments.transitions import find_transitions
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.checkpoint import RunFolder
@@ -203,7 +201,7 @@ def _open(
         if not isinstance(config.get("recipe"), dict):
             return config
         later = {name: described[name] for name in HEADLINE_FIELDS if name in described}
-        kept = config["recipe"] if (out / HEADLINE_FOLDER).exists() else {}
+        kept = config["recipe"] if (out / HEADLINE).exists() else {}
         return config | {"recipe": config["recipe"] | later | kept}
 
     def begin() -> Path:

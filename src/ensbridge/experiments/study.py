@@ -23,9 +23,8 @@ from ensbridge.experiments.jobs import Experiment
 from ensbridge.experiments.parts import trained_ensemble
 from ensbridge.experiments.recipe import Recipe
 from ensbridge.experiments.run import NamedModels, build_models, choose_device, read_plan
-from ensbridge.experiments.runner import Run
+from ensbridge.experiments.runner import Run, one_thread
 from ensbridge.experiments.table import experiment_of
-from ensbridge.experiments.threads import one_thread
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.utils.files import locked, open_folder, write_atomically
 from ensbridge.utils.progress import progress_bars, silent

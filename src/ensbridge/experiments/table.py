@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from torch import nn
+
+from ensbridge.bridge.bridge import Bridge, BridgeConfig
 from ensbridge.evaluation.scores import ModelInfo, Width, name_rows
-from ensbridge.experiments.figures import capacity, tradeoff
-from ensbridge.experiments.headline import headline
-from ensbridge.experiments.jobs import CurveSpec, Experiment, Job, TableModel, joint_jobs
+from ensbridge.experiments.jobs import CurveSpec, Experiment, Job, MethodSpec, TableModel, joint_jobs
 from ensbridge.experiments.parts import (
     CONTROL,
     bridge_model,
     bridge_network_spec,
     bridge_specs,
+    checked,
     curve_folders,
     curve_jobs,
     distillation_jobs,
@@ -25,11 +28,17 @@ from ensbridge.experiments.parts import (
     slug,
     student_model,
     student_specs,
+    trained_ensemble,
 )
 from ensbridge.experiments.recipe import Recipe, baseline_sizes
+from ensbridge.experiments.runner import Run, seeded
+from ensbridge.methods.base import EmaRule
+from ensbridge.methods.joint_distillation import JointDistillation
+from ensbridge.training.config import FitConfig
 
 STAGES = ("members", "bridge", "distill", "headline", "baselines", "tradeoff", "capacity")
 TABLE_STAGES = ("members", "distill", "headline", "baselines")  # what the quick start trains
+HEADLINE = "headline"  # the folder of the headline's job
 
 
 def experiment_of(recipe: Recipe, seed: int) -> Experiment:
@@ -158,3 +167,112 @@ def _baselines(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel], 
             names = [f"{width}-{index + 1}" for index in range(members - 1)]
             models.append(network_model(info, bridged.folder, names))
     return [*distilled, bridged], models, curves
+
+
+def tradeoff(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
+    """As many bridges as 2, 3, … members need: DBN with `target` members each, BN medium with one each."""
+    most = recipe.most_members
+    groups = {members: groups_for(recipe, members) for members in range(2, most + 1)}
+    distinct = dict.fromkeys(group for parts in groups.values() for group in parts)
+    bridges = bridge_specs(recipe, seed, distinct, most)
+    networks = {
+        f"bn-{index}": bridge_network_spec(recipe, seed, [index], 1.0, "medium", index - 1)
+        for index in range(1, most)
+    }
+    jobs, last, where = _jobs(recipe, seed, "tradeoff", bridges, networks)
+    models = []
+    for members, parts in groups.items():
+        info = replace(one_step(recipe), members=members, bridges=len(parts))
+        models.append(bridge_model(info, last, [slug(group) for group in parts], "tradeoff"))
+    for members in groups:
+        names = [f"bn-{index}" for index in range(1, members)]
+        info = ModelInfo("BN", members, members - 1, 1)
+        models.append(network_model(info, where["bn-1"], names, "tradeoff"))
+    return jobs, models
+
+
+def capacity(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
+    """One network for 2, 3, … teachers: DBN, BN (towards the mean of its curves' centres), ED and EnD²."""
+    most = recipe.most_members
+    sizes = range(2, most + 1)
+    bridges = bridge_specs(recipe, seed, [tuple(range(teachers)) for teachers in sizes], most)
+    others: dict[str, MethodSpec] = {}
+    for teachers in sizes:
+        others |= student_specs(recipe, seed, teachers, f"-{teachers}")
+        network = bridge_network_spec(recipe, seed, range(1, teachers), 1.0, "medium", 0)
+        others[f"bn-{teachers}"] = network
+    jobs, last, where = _jobs(recipe, seed, "capacity", bridges, others)
+    models = []
+    for teachers in sizes:
+        ed, end2, network = (f"{name}-{teachers}" for name in ("ed", "end2", "bn"))
+        info = replace(one_step(recipe), members=teachers)
+        models += [
+            bridge_model(info, last, [slug(tuple(range(teachers)))], "capacity"),
+            network_model(ModelInfo("BN", teachers, 1, 1), where[network], [network], "capacity"),
+            student_model(ModelInfo("ED", teachers), where[ed], ed, "capacity"),
+            student_model(ModelInfo("EnD2", teachers), where[end2], end2, "capacity"),
+        ]
+    return jobs, models
+
+
+def _jobs(
+    recipe: Recipe, seed: int, name: str, bridges: Mapping[str, MethodSpec], others: Mapping[str, MethodSpec]
+) -> tuple[list[Job], str, dict[str, str]]:
+    """The jobs of a figure, the folder of its distilled bridges, and that of each other method."""
+    members = member_folders(recipe, recipe.most_members)
+    sampled = Job(f"{name}-bridges", name, bridges, members)
+    distilled = distillation_jobs(recipe, seed, sampled, f"{name}-distilled")
+    needs = (*members, *curve_folders(recipe.most_members - 1))
+    baselines = joint_jobs(f"{name}-baselines", name, others, needs)
+    where = {method: job.folder for job in baselines for method in job.methods}
+    return [sampled, *distilled, *baselines], (distilled or [sampled])[-1].folder, where
+
+
+def headline(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
+    """The model that a report is about, a source distilled from the ensemble with a bridge beside it.
+
+    It is what `compress` makes of the members where validation prefers it; on digits cross-validation did
+    (studies/choose_headline.py). Its source alone and its control are measured too; the control is the same
+    with the first member alone as the teacher. Recipes without a `headline_fit` have none.
+    """
+    if recipe.headline_fit is None:
+        return [], []
+    specs = {
+        "distilled": _headline_spec(recipe, recipe.headline_fit, seed, recipe.target),
+        "control": _headline_spec(recipe, recipe.headline_fit, seed, 1),
+    }
+    job = Job(HEADLINE, HEADLINE, specs, member_folders(recipe, recipe.target))
+    base = recipe.headline_temperature
+    pair = replace(one_step(recipe, "kl"), source="distilled", source_temperature=base)
+    models = [
+        TableModel(
+            ModelInfo("ED", recipe.target, tau=1.0),
+            (HEADLINE,),
+            lambda run: _method(run, "distilled").source,
+        ),
+        TableModel(pair, (HEADLINE,), lambda run: _method(run, "distilled").model(), headline=True),
+        TableModel(pair.as_control(), (HEADLINE,), lambda run: _method(run, "control").model()),
+    ]
+    return [job], models
+
+
+def _method(run: Run, name: str) -> JointDistillation:
+    return checked(run.methods(HEADLINE)[name], JointDistillation)
+
+
+def _headline_spec(recipe: Recipe, sgd: FitConfig, seed: int, teachers: int) -> MethodSpec:
+    """A copy of the first member that is distilled, by SGD, and a bridge beside it, as with KL."""
+    source_fit = seeded(sgd, seed, "bridge")
+    bridge_fit = replace(seeded(recipe.kl_fit, seed, "bridge"), epochs=sgd.epochs, augment=sgd.augment)
+    law = replace(recipe.bridge.temperature, base=recipe.headline_temperature)
+    config = BridgeConfig(beta=recipe.bridge.beta, temperature=law, ema=recipe.bridge.ema)
+
+    def make(run: Run) -> JointDistillation:
+        ensemble = trained_ensemble(run, recipe, teachers)
+        source: nn.Module = copy.deepcopy(ensemble.source).requires_grad_()
+        score = run.build(lambda: recipe.score(config.z_input), "score")
+        bridges = {"bridge": Bridge(score, config, (0.0, 1.0))}
+        return JointDistillation(ensemble, source, bridges, recipe.feature, ema=EmaRule(config.ema))
+
+    label = f"distilled source and bridge (T = {recipe.headline_temperature:g})"
+    return MethodSpec(label, make, bridge_fit, {"source": source_fit, "bridges": bridge_fit})

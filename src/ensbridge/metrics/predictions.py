@@ -1,4 +1,4 @@
-"""Metrics of a prediction in one call."""
+"""Metrics of a prediction, in one call or in batches, and the one place of each formula."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ensbridge.metrics.checks import checked
-from ensbridge.metrics.stream import MetricStream, nll_each
 from ensbridge.metrics.temperature import fit_temperature
 
 
@@ -119,3 +118,105 @@ def _measure(log_probs: Tensor, labels: Tensor, bins: int = 15, temperature: flo
     stream = MetricStream(bins=bins, temperature=temperature)
     stream.update(log_probs, labels)
     return stream.compute()
+
+
+class MetricStream:
+    """The metrics of a set that is seen in batches.
+
+    `compute` gives acc (a fraction), nll, brier, ece, cnll (the NLL at `temperature`) and count.
+
+    >>> from ensbridge.metrics import nll
+    >>> log_probs, labels = torch.tensor([[0.9, 0.1], [0.4, 0.6]]).log(), torch.tensor([0, 0])
+    >>> stream = MetricStream()
+    >>> for image in range(2):
+    ...     stream.update(log_probs[image : image + 1], labels[image : image + 1])
+    >>> scores = stream.compute()
+    >>> scores["count"], scores["acc"], scores["nll"] == nll(log_probs, labels)
+    (2, 0.5, True)
+    """
+
+    def __init__(self, bins: int = 15, temperature: float = 1.0) -> None:
+        if bins < 1:
+            raise ValueError(f"bins is {bins}; the calibration error needs at least 1 bin")
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise ValueError(f"temperature is {temperature}; it must be a finite number above 0")
+        self.bins = bins
+        self.temperature = temperature
+        # Sums of NLL, Brier and tempered NLL; then each bin's images, right answers and confidence.
+        # Counts are whole numbers, which float64 holds exactly up to 2^53.
+        self._sums = torch.zeros(3 + 3 * bins, dtype=torch.float64)
+
+    def update(self, log_probs: Tensor, labels: Tensor) -> None:
+        """Add a batch, which may be empty: log-probabilities (B, K) and labels (B,)."""
+        log_probs_BK, labels_B = checked(log_probs, labels)
+        if len(labels_B) == 0:
+            return
+        top_B, guess_B = log_probs_BK.max(1)
+        confidence_B = top_B.exp()
+        bin_B = _bin_index(confidence_B, top_B, self.bins, torch.finfo(log_probs.dtype).eps)
+        totals = torch.stack(
+            [
+                nll_each(log_probs_BK, labels_B).sum(),
+                _brier_each(log_probs_BK, labels_B).sum(),
+                _tempered_nll_each(log_probs_BK, labels_B, self.temperature).sum(),
+            ]
+        )
+        right_B = (guess_B == labels_B).double()
+        by_bin = [
+            torch.bincount(bin_B, weights=weight_B, minlength=self.bins)
+            for weight_B in (torch.ones_like(right_B), right_B, confidence_B)
+        ]
+        self._sums += torch.cat([totals, *by_bin])
+
+    def compute(self) -> dict[str, float]:
+        """The metrics of all that was seen so far."""
+        nll_sum, brier_sum, tempered_sum = self._sums[:3].tolist()
+        seen, right, confidence = self._sums[3:].view(3, self.bins)
+        count = int(seen.sum())
+        if count == 0:
+            raise ValueError("the metrics of 0 images were asked for; give at least 1 image")
+        return {
+            "acc": right.sum().item() / count,
+            "nll": nll_sum / count,
+            "brier": brier_sum / count,
+            # Σ_bins (n / N) |accuracy - confidence|, in which n cancels, so that an empty bin adds nothing.
+            "ece": (right - confidence).abs().sum().item() / count,
+            "cnll": tempered_sum / count,
+            "count": count,
+        }
+
+    def by_bin(self) -> list[tuple[int, float | None, float | None]]:
+        """Each confidence bin's images, mean confidence and accuracy; the means of an empty bin are None."""
+        table = self._sums[3:].view(3, self.bins).T.tolist()
+        return [
+            (int(seen), confidence / seen, right / seen) if seen else (0, None, None)
+            for seen, right, confidence in table
+        ]
+
+
+def nll_each(log_probs_BK: Tensor, labels_B: Tensor) -> Tensor:
+    """Each image's NLL (B,), of what `checked` gave."""
+    return 0.0 - log_probs_BK.gather(1, labels_B[:, None])[:, 0]  # 0 - 0 is 0, where -(0) is -0
+
+
+def _brier_each(log_probs_BK: Tensor, labels_B: Tensor) -> Tensor:
+    residual_BK = log_probs_BK.exp()
+    residual_BK[torch.arange(len(labels_B)), labels_B] -= 1
+    return residual_BK.square().sum(1)
+
+
+def _tempered_nll_each(log_probs_BK: Tensor, labels_B: Tensor, temperature: float) -> Tensor:
+    each_B = nll_each((log_probs_BK / temperature).log_softmax(1), labels_B)
+    return each_B.nan_to_num(nan=math.inf, posinf=math.inf)  # nan: no class has any probability
+
+
+def _bin_index(confidence_B: Tensor, log_confidence_B: Tensor, bins: int, epsilon: float) -> Tensor:
+    """Which of the right-closed bins each confidence falls in, from 0.
+
+    A confidence of 0.2 comes here as exp(log 0.2), a rounding error of its dtype away from the edge that it
+    lies on; `slack` is that error, so that it still falls in the bin below the edge.
+    """
+    slack_B = (
+        confidence_B * epsilon * (1 - log_confidence_B.clamp(min=-1e3)) + 4 * torch.finfo(torch.float64).eps
+    )
+    return ((confidence_B - slack_B) * bins).ceil().long().sub(1).clamp(0, bins - 1)

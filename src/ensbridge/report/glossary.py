@@ -8,7 +8,7 @@ from collections.abc import Callable
 from markupsafe import Markup, escape
 
 from ensbridge.evaluation.scores import COLUMNS, Kind, Summary
-from ensbridge.report import uncertainty
+from ensbridge.report.tables import uncertainty_terms
 
 Entry = tuple[str, str, str]  # the anchor, the term, what it means
 
@@ -64,7 +64,7 @@ def glossary(summary: Summary) -> dict[str, list[Entry]]:
     kinds = {
         "Columns": columns,
         "Rows": rows,
-        "Uncertainty": uncertainty.terms(summary),
+        "Uncertainty": uncertainty_terms(summary),
         "Other words": _WORDS,
     }
     return {

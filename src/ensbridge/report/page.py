@@ -8,25 +8,30 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from ensbridge.evaluation.scores import COLUMNS, Summary, cells
-from ensbridge.report import corrupted, uncertainty
 from ensbridge.report.glossary import glossary, linker
 from ensbridge.report.headline import control_sentence, headline, main_bridge
-from ensbridge.report.paper import comparison, source
 from ensbridge.report.style import LOOKS, variables
-from ensbridge.report.text_table import TextRow, TextTable
+from ensbridge.report.tables import (
+    TextRow,
+    TextTable,
+    comparison,
+    corruption_notes,
+    corruption_tables,
+    source,
+    uncertainty_tables,
+)
 
 if TYPE_CHECKING:
-    from ensbridge.report.writing import Part
+    from ensbridge.report.figures import Figure
 
 # Columns that the page shows first: what its headline speaks of must be seen on a phone too.
 _FIRST = ("NLL", "DEE", "MACs ×", "ACC")
 
 
-def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
-    """Return the page as HTML that refers to nothing outside itself; `severity` is a part of its table."""
+def render_page(summary: Summary, figures: Sequence[Figure], severity: Figure) -> str:
+    """Return the page as HTML that refers to nothing outside itself; `severity` belongs to its table."""
     template = files("ensbridge.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -49,11 +54,11 @@ def render_page(summary: Summary, parts: Sequence[Part], severity: Part) -> str:
         one=next((group.first for group in summary.rows if group.model == "DE-1"), None),
         paper=compared and compared.in_order(_FIRST),
         paper_source=source(),
-        corrupted=corrupted.tables(summary),
-        corrupted_notes=corrupted.notes(summary),
-        uncertainty=uncertainty.tables(summary),
-        severity=_figure(severity),
-        figures=[_figure(part) for part in parts],
+        corrupted=corruption_tables(summary),
+        corrupted_notes=corruption_notes(summary),
+        uncertainty=uncertainty_tables(summary),
+        severity=severity,
+        figures=figures,
         environments=_environments(summary),
     )
 
@@ -68,19 +73,6 @@ def _scores(summary: Summary) -> TextTable:
         rows.append(TextRow(_short_parts_whole(name), tuple(texts), css))
     headings = tuple(column.heading for column in COLUMNS[1:])
     return TextTable("Every model on the test split", (("", headings),), tuple(rows))
-
-
-def _figure(part: Part) -> dict[str, object]:
-    drawn = part.drawn
-    return {
-        "name": part.plot.name,
-        "heading": part.plot.heading,
-        "note": part.note,
-        "caption": part.plot.caption(drawn.data) if drawn else "",
-        # The same figure for two widths, of which the page shows one, so that its text keeps its size.
-        "wide": Markup(drawn.wide) if drawn else None,
-        "narrow": Markup(drawn.narrow) if drawn else None,
-    }
 
 
 def _unbroken(text: str) -> str:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensbridge.evaluation.scores import Summary
-from ensbridge.report.shipped import shipped
+from ensbridge.evaluation.scores import Summary, parse_scores, summarise
 from ensbridge.utils.files import open_folder, open_inner_folder, write_atomically
 
 if TYPE_CHECKING:
-    from ensbridge.report.figures import Drawn, Plot
-
-
-@dataclass(frozen=True)
-class Part:
-    """A figure's place on the page: the drawing or, without one, why there is none."""
-
-    plot: Plot
-    drawn: Drawn | None
-    note: str  # where the data is from when it is not this run's, or what is missing
+    from ensbridge.report.figures import Plot
 
 
 def write_report(summary: Summary, out: str | Path) -> Path:
@@ -29,23 +21,20 @@ def write_report(summary: Summary, out: str | Path) -> Path:
     from ensbridge.report.figures import PLOTS, SEVERITY, draw
     from ensbridge.report.page import render_page
 
-    drawable = [
-        (plot, *_data(plot, summary)) for plot in PLOTS
-    ]  # all of it, so that bad input costs no drawing
-    drawable.append((SEVERITY, SEVERITY.data(summary), ""))
-    parts = [Part(plot, draw(plot, data) if data else None, note) for plot, data, note in drawable]
-    page = render_page(summary, parts[:-1], parts[-1])
+    drawable = [(plot, *_data(plot, summary)) for plot in PLOTS]
+    drawable.append((SEVERITY, SEVERITY.data(summary), ""))  # all data first: bad input costs no drawing
+    drawings = [draw(*entry) for entry in drawable]
+    page = render_page(summary, drawings[:-1], drawings[-1])
     folder = open_folder(out)
-    figures = open_inner_folder(folder / "figures")
-    for part in parts:
-        svg, png = (figures / f"{part.plot.name}.{kind}" for kind in ("svg", "png"))
-        if part.drawn is None:  # an earlier report's figure would pass for this one's
-            svg.unlink(missing_ok=True)
-            png.unlink(missing_ok=True)
-        else:
-            write_atomically(svg, part.drawn.svg.encode())
-            write_atomically(png, part.drawn.png)
-    data = {part.plot.name: part.drawn.data for part in parts if part.drawn is not None}
+    inner = open_inner_folder(folder / "figures")
+    for figure in drawings:
+        for kind, content in (("svg", figure.svg.encode()), ("png", figure.png)):
+            path = inner / f"{figure.name}.{kind}"
+            if content:
+                write_atomically(path, content)
+            else:  # an earlier report's figure would pass for this one's
+                path.unlink(missing_ok=True)
+    data = {figure.name: figure.data for figure in drawings if figure.data is not None}
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(folder / "figures.json", text.encode())
     write_atomically(folder / "report.html", page.encode())
@@ -66,10 +55,8 @@ def _data(plot: Plot, summary: Summary) -> tuple[dict[str, Any] | None, str]:
         recipe = (summary.first.settings or {}).get("recipe", "RECIPE")
         lack = "this run has" if one else "these runs have"
         command = f"ensbridge train {recipe} --stage {plot.stage}"
-        return (
-            None,
-            f"Left out: {lack} no such rows; {command} trains them, ensbridge evaluate measures them.",
-        )
+        advice = f"{command} trains them, ensbridge evaluate measures them."
+        return None, f"Left out: {lack} no such rows; {advice}"
     seeds = ", ".join(map(str, kept.seeds))
     which = f"seed {seeds}" if len(kept.seeds) == 1 else f"seeds {seeds}"
     here = "this run" if one else "these runs"
@@ -81,3 +68,19 @@ _MISSING = {
     "reliability": "these scores hold no reliability bins; runs of a recipe do.",
     "curves": "these scores hold no training curves; runs of a recipe do.",
 }
+
+
+@cache
+def shipped(dataset: str) -> Summary | None:
+    """Return the runs on a data set that ship with the package, None where there are none.
+
+    >>> shipped("no-such-data") is None
+    True
+    """
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", dataset):  # a name from a file must not lead elsewhere
+        return None
+    path = files("ensbridge.report").joinpath(f"shipped-{dataset}.json")
+    if not path.is_file():
+        return None
+    runs = json.loads(path.read_text(encoding="utf-8"))
+    return summarise([parse_scores(run, where=f"{path.name}[{i}]") for i, run in enumerate(runs)])

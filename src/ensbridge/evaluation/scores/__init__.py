@@ -6,9 +6,6 @@ No torch here, so that reports start without it.
 from ensbridge.evaluation.scores.columns import COLUMNS as COLUMNS
 from ensbridge.evaluation.scores.columns import Column as Column
 from ensbridge.evaluation.scores.columns import cells as cells
-from ensbridge.evaluation.scores.corrupted import CorruptedGroup as CorruptedGroup
-from ensbridge.evaluation.scores.names import name_by_teachers as name_by_teachers
-from ensbridge.evaluation.scores.names import name_rows as name_rows
 from ensbridge.evaluation.scores.reading import parse_corrupted as parse_corrupted
 from ensbridge.evaluation.scores.reading import parse_curve as parse_curve
 from ensbridge.evaluation.scores.reading import parse_scores as parse_scores
@@ -31,6 +28,9 @@ from ensbridge.evaluation.scores.rows import Transition as Transition
 from ensbridge.evaluation.scores.rows import Uncertainty as Uncertainty
 from ensbridge.evaluation.scores.rows import Width as Width
 from ensbridge.evaluation.scores.rows import find_control as find_control
+from ensbridge.evaluation.scores.rows import name_by_teachers as name_by_teachers
+from ensbridge.evaluation.scores.rows import name_rows as name_rows
+from ensbridge.evaluation.scores.summary import CorruptedGroup as CorruptedGroup
 from ensbridge.evaluation.scores.summary import Group as Group
 from ensbridge.evaluation.scores.summary import Summary as Summary
 from ensbridge.evaluation.scores.summary import summarise as summarise

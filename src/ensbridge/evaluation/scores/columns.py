@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
-from ensbridge.evaluation.scores.over_runs import OverRuns
-from ensbridge.evaluation.scores.summary import Group, Summary
+from ensbridge.evaluation.scores.summary import CorruptedGroup, Group, OverRuns, Summary
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,21 @@ class Column:
         return self.meaning if isinstance(self.meaning, str) else self.meaning(summary)
 
 
-def number(name: str, digits: int) -> Callable[[OverRuns], str]:
+def mean_text(values: Sequence[float], digits: int) -> str:
     """Mean and, over several runs, standard deviation; a number that is the same in all of them has none."""
-
-    def cell(group: OverRuns) -> str:
-        mean, spread = group.mean(name), group.spread(name)
-        if mean is None:
-            return "–"
-        return f"{mean:.{digits}f} ± {spread:.{digits}f}" if spread else f"{mean:.{digits}f}"
-
-    return cell
+    if not values:
+        return "–"
+    spread = stdev(values) if len(values) > 1 else 0.0
+    return f"{fmean(values):.{digits}f} ± {spread:.{digits}f}" if spread else f"{fmean(values):.{digits}f}"
 
 
-def _model(group: Group) -> str:
+def number(name: str, digits: int) -> Callable[[OverRuns], str]:
+    """A column of a score's mean and spread."""
+    return lambda group: mean_text(group.values(name), digits)
+
+
+def model_text(group: Group | CorruptedGroup) -> str:
+    """A model's name, and in how many of the runs it was measured where it is not in all."""
     part = "" if len(group.rows) == group.runs else f" ({len(group.rows)} of {group.runs} runs)"
     return group.model + part
 
@@ -83,7 +85,7 @@ def _gap_meaning(summary: Summary) -> str:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("model", _model, "What was measured."),
+    Column("model", model_text, "What was measured."),
     Column(
         "MACs ×",
         lambda group: f"{group.first.macs_ratio:.2f}",

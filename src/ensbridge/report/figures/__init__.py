@@ -6,7 +6,7 @@ A seventh belongs to the table of corruptions, and is there where they were meas
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ensbridge.evaluation.scores import Summary
@@ -65,29 +65,35 @@ SEVERITY = _plot("As corruptions grow more severe", severity)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A figure drawn once at each width, and its files."""
+class Figure:
+    """A figure on the page: the drawing at each width and its files or, without data, a note on why not."""
 
-    plot: Plot
-    data: Data
-    wide: str  # SVG for the page
-    narrow: str
-    svg: str  # a file of its own
-    png: bytes
+    name: str
+    heading: str
+    note: str  # where the data is from when it is not this run's, or what is missing
+    data: Data | None = None
+    caption: str = ""
+    wide: str = ""  # SVG for the page, which shows one of the two, so that text keeps its size
+    narrow: str = ""
+    svg: str = ""  # a file of its own
+    png: bytes = b""
 
 
-def draw(plot: Plot, data: Data) -> Drawn:
-    """Draw a figure from its data."""
+def draw(plot: Plot, data: Data | None, note: str = "") -> Figure:
+    """Draw a figure from its data, where there is any."""
+    figure = Figure(plot.name, plot.heading, note)
+    if data is None:
+        return figure
     title, description = f"{plot.heading} ({data['dataset']})", plot.describe(data)
     with drawing():
         wide, narrow = plot.draw(data, WIDE), plot.draw(data, NARROW)
-        drawn, small = wide.svg(), narrow.svg()
-        words = AltText(title, description, wide.hover)
-        return Drawn(
-            plot,
-            data,
+        drawn, words = wide.svg(), AltText(title, description, wide.hover)
+        return replace(
+            figure,
+            data=data,
+            caption=plot.caption(data),
             wide=for_page(drawn, f"{plot.name}-wide", words),
-            narrow=for_page(small, f"{plot.name}-narrow", AltText(title, description, narrow.hover)),
+            narrow=for_page(narrow.svg(), f"{plot.name}-narrow", AltText(title, description, narrow.hover)),
             svg=for_file(drawn, plot.name, words),
             png=wide.png(),
         )

@@ -21,8 +21,8 @@ from ensbridge.report.figures.sheet import (
     line_style,
     linear_ticks,
 )
-from ensbridge.report.paper import paper_capacity
 from ensbridge.report.style import PAPER, look
+from ensbridge.report.tables import paper_capacity
 
 Data = dict[str, Any]
 

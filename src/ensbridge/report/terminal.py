@@ -10,9 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ensbridge.evaluation.scores import COLUMNS, Summary, cells
-from ensbridge.report import corrupted
-from ensbridge.report.paper import comparison
-from ensbridge.report.text_table import TextTable
+from ensbridge.report import tables
+from ensbridge.report.tables import TextTable, comparison
 
 _STYLES = {"DBN": "bold", "control": "dim"}
 _NAME = 16  # what a name may take of 80 columns beside means and spreads
@@ -87,11 +86,11 @@ def paper_table(summary: Summary) -> Table | None:
 def corrupted_tables(summary: Summary) -> list[Table]:
     """Return models under corruptions, the paper's under ours; none where they were not measured."""
     shown = []
-    for table in corrupted.tables(summary):
+    for table in tables.corruption_tables(summary):
         blocks = ", ".join(title for title, _ in table.blocks)
         shown.append(_plain(table, f"Under corruptions, {table.heading.lower()}: {blocks}"))
     if shown:
-        shown[-1].caption = Text("\n" + " ".join(corrupted.notes(summary)))
+        shown[-1].caption = Text("\n" + " ".join(tables.corruption_notes(summary)))
     return shown
 
 
