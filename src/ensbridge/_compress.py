@@ -18,13 +18,12 @@ from ensbridge.data.stream import MEMORY, Stream, collect_within, load_or_stream
 from ensbridge.evaluation.choices import choose
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.models.feature_choice import NoBridgeFits, choose_feature
+from ensbridge.models.feature_choice import FeatureChoice, NoBridgeFits, choose_feature
 from ensbridge.models.preprocessed import Preprocess
 from ensbridge.training.candidates import (
     DISTIL_LR,
     DISTIL_WEIGHT_DECAY,
     FRESH_LR,
-    BridgePlan,
     CandidateTraining,
     Say,
     Source,
@@ -42,7 +41,7 @@ from ensbridge.training.compress_inputs import (
 )
 from ensbridge.training.config import FitConfig, Precision
 from ensbridge.training.distributed import errors_shared, join
-from ensbridge.training.output_cache import check_fixed_views
+from ensbridge.training.output_cache import check_fixed_views, length_of
 from ensbridge.utils.devices import brought_to, device_of, random_state_kept
 from ensbridge.utils.input_specs import specs_of
 from ensbridge.utils.inputs import Inputs, as_floats, map_inputs
@@ -165,7 +164,7 @@ def compress(
         train_set = train_set.without_labels()
     elif engine:
         train_set = engine.with_length(train_set)
-    length = train_set.length if isinstance(train_set, Stream) else len(train_set)
+    length = length_of(train_set)
     config = replace(config, batch_size=min(config.batch_size, length or config.batch_size))
     val_set = None if val is None else collect_within(val, memory, "val", say)
     if cache is not None:
@@ -195,6 +194,7 @@ def compress(
             ensemble,
             train_set,
             plan,
+            bridges,
             config,
             distil,
             minutes=None if epochs is not None else max_minutes or MINUTES,
@@ -232,7 +232,7 @@ def _plan_bridges(
     bridges: int,
     optional: bool,
     say: Say,
-) -> BridgePlan | None:
+) -> FeatureChoice | None:
     """What bridges read; None where none fits and they are `optional`."""
     try:
         choice = choose_feature(source, image, feature, budget, bridges)
@@ -242,7 +242,7 @@ def _plan_bridges(
         say(f"{error.reason}, so that there is no bridge among the choices")
         return None
     say(choice.words)
-    return BridgePlan(choice, bridges)
+    return choice
 
 
 def _without_views(
