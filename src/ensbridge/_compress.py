@@ -19,7 +19,7 @@ from ensbridge.evaluation.choices import choose
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.feature_choice import FeatureChoice, NoBridgeFits, choose_feature
-from ensbridge.models.preprocessed import Preprocess
+from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.training.candidates import (
     DISTIL_LR,
     DISTIL_WEIGHT_DECAY,
@@ -34,7 +34,6 @@ from ensbridge.training.compress_inputs import (
     checked_config,
     copy_of,
     pixel_range,
-    preprocessed,
     student_of,
     training_device,
     try_validation,
@@ -156,7 +155,7 @@ def compress(
     check_source(nets[0], feature)
     device, home = training_device(nets, device), device_of(nets[0])
     device = engine.start(device) if engine else device
-    wrapped = preprocessed(nets, preprocess)
+    wrapped = with_preprocessing(nets, preprocess)
     if feature is not None and wrapped[0] is not nets[0]:
         feature = f"net.{feature}"
     train_set = load_or_stream(train, memory, "train", say, labelled=False)
@@ -241,7 +240,7 @@ def _plan_bridges(
             raise
         say(f"{error.reason}, so that there is no bridge among the choices")
         return None
-    say(choice.words)
+    say(choice.summary)
     return choice
 
 
