@@ -19,8 +19,8 @@ import ensbridge as eb
 from ensbridge._compress import compress
 from ensbridge.metrics.cost import count_macs
 from ensbridge.models.feature_choice import choose_feature, list_features
+from ensbridge.models.score_net import TokenScore
 from ensbridge.models.sizing import MapScore, fitting_score
-from ensbridge.models.token_score import TokenScore
 
 IMAGES = _tiny.images(32)
 LABELS = torch.arange(32) % 3

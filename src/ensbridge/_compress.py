@@ -18,13 +18,12 @@ from ensbridge.data.stream import MEMORY, Stream, collect_within, load_or_stream
 from ensbridge.evaluation.choices import choose
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.models.feature_choice import NoBridgeFits, choose_feature
-from ensbridge.models.preprocessed import Preprocess
+from ensbridge.models.feature_choice import FeatureChoice, NoBridgeFits, choose_feature
+from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.training.candidates import (
     DISTIL_LR,
     DISTIL_WEIGHT_DECAY,
     FRESH_LR,
-    BridgePlan,
     CandidateTraining,
     Say,
     Source,
@@ -35,14 +34,13 @@ from ensbridge.training.compress_inputs import (
     checked_config,
     copy_of,
     pixel_range,
-    preprocessed,
     student_of,
     training_device,
     try_validation,
 )
 from ensbridge.training.config import FitConfig, Precision
 from ensbridge.training.distributed import errors_shared, join
-from ensbridge.training.output_cache import check_fixed_views
+from ensbridge.training.output_cache import check_fixed_views, length_of
 from ensbridge.utils.devices import brought_to, device_of, random_state_kept
 from ensbridge.utils.input_specs import specs_of
 from ensbridge.utils.inputs import Inputs, as_floats, map_inputs
@@ -157,7 +155,7 @@ def compress(
     check_source(nets[0], feature)
     device, home = training_device(nets, device), device_of(nets[0])
     device = engine.start(device) if engine else device
-    wrapped = preprocessed(nets, preprocess)
+    wrapped = with_preprocessing(nets, preprocess)
     if feature is not None and wrapped[0] is not nets[0]:
         feature = f"net.{feature}"
     train_set = load_or_stream(train, memory, "train", say, labelled=False)
@@ -165,7 +163,7 @@ def compress(
         train_set = train_set.without_labels()
     elif engine:
         train_set = engine.with_length(train_set)
-    length = train_set.length if isinstance(train_set, Stream) else len(train_set)
+    length = length_of(train_set)
     config = replace(config, batch_size=min(config.batch_size, length or config.batch_size))
     val_set = None if val is None else collect_within(val, memory, "val", say)
     if cache is not None:
@@ -195,6 +193,7 @@ def compress(
             ensemble,
             train_set,
             plan,
+            bridges,
             config,
             distil,
             minutes=None if epochs is not None else max_minutes or MINUTES,
@@ -232,7 +231,7 @@ def _plan_bridges(
     bridges: int,
     optional: bool,
     say: Say,
-) -> BridgePlan | None:
+) -> FeatureChoice | None:
     """What bridges read; None where none fits and they are `optional`."""
     try:
         choice = choose_feature(source, image, feature, budget, bridges)
@@ -241,8 +240,8 @@ def _plan_bridges(
             raise
         say(f"{error.reason}, so that there is no bridge among the choices")
         return None
-    say(choice.words)
-    return BridgePlan(choice, bridges)
+    say(choice.summary)
+    return choice
 
 
 def _without_views(

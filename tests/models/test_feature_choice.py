@@ -15,8 +15,8 @@ import ensbridge as eb
 from ensbridge.models.feature_choice import choose_feature, list_features
 from ensbridge.models.features import FeatureExtractor, find_module, forward_with_features, uncompiled
 from ensbridge.models.preprocessed import Preprocessed
+from ensbridge.models.score_net import TokenScore
 from ensbridge.models.sizing import MapScore, fitting_score, has_channels_last
-from ensbridge.models.token_score import TokenScore
 
 IMAGE = _tiny.images(1)
 
@@ -228,7 +228,7 @@ def test_a_map_with_channels_last_is_read_as_the_same_map(deep: bool) -> None:
 def test_a_source_with_channels_last_is_compressed_saved_and_loaded(tmp_path: Path) -> None:
     members = [made(Grid, 0), made(Grid, 1)]
     site = choose_feature(members[0], IMAGE, "blocks.0", budget=9.0)
-    assert "4×4×24, channels last" in site.words
+    assert "4×4×24, channels last" in site.summary
     fast = quick(members, feature="blocks.0", budget=9.0)
     score = fast.each_bridge()[0].score
     assert isinstance(score, MapScore)
@@ -277,7 +277,7 @@ def test_a_compiled_source_is_read_by_its_own_names() -> None:
     assert uncompiled(compiled) is net
     assert uncompiled(net) is net
     site, own = (choose_feature(each, IMAGE, None, budget=3.0) for each in (compiled, net))
-    assert site.words == own.words
+    assert site.summary == own.summary
     expected = forward_with_features(net, IMAGE, "layer1.0")
     assert find_module(compiled, "_orig_mod.layer1.0") is find_module(compiled, "layer1.0") is net.layer1[0]  # type: ignore[index]
     for name in ("layer1.0", "_orig_mod.layer1.0"):

@@ -13,9 +13,9 @@ from ensbridge.models.resnet import ResNet as ResNet
 from ensbridge.models.resnet import initialise as initialise
 from ensbridge.models.sampled_ensemble import SampledEnsemble as SampledEnsemble
 from ensbridge.models.score_net import ScoreNet as ScoreNet
+from ensbridge.models.score_net import TokenScore as TokenScore
 from ensbridge.models.sizing import MapScore as MapScore
 from ensbridge.models.tail import Tail as Tail
-from ensbridge.models.token_score import TokenScore as TokenScore
 
 resnet32x2 = ResNet.resnet32x2
 resnet32x4 = ResNet.resnet32x4

@@ -161,11 +161,6 @@ class Ensemble(nn.Module):
         return ensemble_logit(self.member_logits(pack(inputs, named)))
 
 
-def list_members(members: Sequence[nn.Module] | Ensemble) -> list[nn.Module]:
-    """The networks themselves, without torch.compile's wrappers."""
-    return [uncompiled(net) for net in (members.members if isinstance(members, Ensemble) else members)]
-
-
 def checked_members(members: Iterable[nn.Module] | Ensemble, receiver: str) -> list[nn.Module]:
     """The members, which are several networks; `receiver` is what they were given to.
 
@@ -180,7 +175,7 @@ def checked_members(members: Iterable[nn.Module] | Ensemble, receiver: str) -> l
         raise ValueError(f"members is one network, a {kind}; give a list of at least 2")
     if isinstance(members, str) or not isinstance(members, Iterable | Ensemble):
         raise ValueError(f"members is a {kind}; give a list of networks")
-    nets = list_members(members if isinstance(members, Ensemble) else list(members))
+    nets = [uncompiled(net) for net in (members.members if isinstance(members, Ensemble) else members)]
     if len(nets) < 2:
         raise ValueError(f"{len(nets)} members were given to {receiver}; an ensemble needs at least 2")
     for number, net in enumerate(nets, 1):

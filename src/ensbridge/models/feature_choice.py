@@ -89,7 +89,7 @@ class FeatureChoice:
     feature: str
     score: nn.Module  # one of the right size, to be copied
     macs_ratio: float  # of the source with all bridges
-    words: str
+    summary: str  # a sentence about the choice
 
 
 def choose_feature(
@@ -102,7 +102,7 @@ def choose_feature(
     before single ones.
 
     >>> layers = [nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 3)]
-    >>> choose_feature(nn.Sequential(nn.Flatten(), *layers), torch.rand(1, 1, 4, 4), None, budget=1.4).words
+    >>> choose_feature(nn.Sequential(nn.Flatten(), *layers), torch.rand(1, 1, 4, 4), None, budget=1.4).summary
     "bridges read '1', the earliest that fits ×1.4 (its output is 256); ×1.25 the source's MACs"
     """
     source = uncompiled(source)
@@ -124,8 +124,8 @@ def choose_feature(
             ratio = 1 + bridges * count_macs(score, torch.zeros(candidate.output.shape), *state) / whole
             shape = "×".join(map(str, candidate.output.shape[1:])) + (", channels last" if last else "")
             output = f"its output is {shape}"
-            words = f"bridges read {candidate.name!r}, {why} ({output}); ×{ratio:.2f} the source's MACs"
-            return FeatureChoice(candidate.name, score, ratio, words)
+            summary = f"bridges read {candidate.name!r}, {why} ({output}); ×{ratio:.2f} the source's MACs"
+            return FeatureChoice(candidate.name, score, ratio, summary)
     prices = [
         cheapest_macs(candidate.output, classes, has_channels_last(candidate.output, image))
         for candidate in candidates

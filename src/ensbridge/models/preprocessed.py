@@ -64,10 +64,15 @@ def with_preprocessing(
     if preprocess is None:
         return list(members)
     if not isinstance(preprocess, Sequence):
-        kind = type(preprocess).__name__
-        raise ValueError(f"preprocess is a {kind}; give a list, with a function or None for each member")
+        kind = "one function" if callable(preprocess) else f"a {type(preprocess).__name__}"
+        raise ValueError(f"preprocess is {kind}; give a list, with a function or None for each member")
     if len(preprocess) != len(members):
         counts = f"{len(preprocess)} entries for {len(members)} members"
         raise ValueError(f"preprocess has {counts}; give one each, or None")
+    for number, function in enumerate(preprocess, 1):
+        if function is not None and not callable(function):
+            raise ValueError(
+                f"preprocess has {function!r} for member {number}; give a function of images, or None"
+            )
     pairs = zip(members, preprocess, strict=True)
     return [member if function is None else Preprocessed(member, function) for member, function in pairs]

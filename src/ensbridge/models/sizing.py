@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from ensbridge.metrics.cost import count_macs
 from ensbridge.models.inverted_residual import conv_bn
-from ensbridge.models.score_net import ScoreNet
-from ensbridge.models.token_score import TokenScore
+from ensbridge.models.score_net import ScoreNet, TokenScore
 from ensbridge.utils.inputs import Inputs, tensors_of
 
 WIDTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -42,10 +41,16 @@ class MapScore(nn.Module):
         channels_last: bool = False,
     ) -> None:
         super().__init__()
-        self._arguments = {"classes": classes, "channels": channels, "width": width, "size": size}
-        if min(self._arguments.values()) < 1:
-            raise ValueError(f"a score network was asked for with {self._arguments}; each must be at least 1")
-        self._arguments |= {"deep": deep, "channels_last": channels_last}
+        # What builds this network again, in JSON's types.
+        self.arguments: dict[str, Any] = {
+            "classes": classes,
+            "channels": channels,
+            "width": width,
+            "size": size,
+        }
+        if min(self.arguments.values()) < 1:
+            raise ValueError(f"a score network was asked for with {self.arguments}; each must be at least 1")
+        self.arguments |= {"deep": deep, "channels_last": channels_last}
         self.classes, self.channels, self.channels_last = classes, channels, channels_last
         self.entry = nn.Identity() if channels == width else conv_bn(channels, width, 1)
         # The paper's proportions; a small map is not halved.
@@ -55,15 +60,6 @@ class MapScore(nn.Module):
             stages = [(1, width, 1, 1), (3, 3 * width // 2, 2, first), (3, 2 * width, 3, second)]
             stages += [(3, 3 * width, 2, 1), (3, 4 * width, 2, 1)]
         self.score = ScoreNet(classes, width, stages, 4 * width, z_input="none")
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What builds this network again, in JSON's types.
-
-        >>> MapScore(3, 20, width=8, size=8).arguments
-        {'classes': 3, 'channels': 20, 'width': 8, 'size': 8, 'deep': True, 'channels_last': False}
-        """
-        return dict(self._arguments)
 
     def forward(self, h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
         """ε of shape (B, classes)."""

@@ -21,6 +21,9 @@ class Tail(nn.Module):
     >>> source = ResNet.resnet32x2(10)
     >>> count_params(Tail(source, "stages.2.1")), count_params(Tail(source, "stages.2.1", width=0.5))
     (889098, 268682)
+    >>> tail = Tail(ResNet((1, 1), (8, 16), classes=3, stem=8), "stages.0.0")
+    >>> str(Tail(**tail.arguments)) == str(tail)
+    True
     """
 
     def __init__(self, source: ResNet | Mapping[str, Any], feature: str, width: float = 1.0) -> None:
@@ -28,7 +31,8 @@ class Tail(nn.Module):
         if not isinstance(source, ResNet):
             with torch.device("meta"):  # no memory: a small tail may be that of a large network
                 source = ResNet(**source)
-        self._arguments = {"source": source.arguments, "feature": feature, "width": width}
+        # What builds this network again, in JSON's types.
+        self.arguments: dict[str, Any] = {"source": source.arguments, "feature": feature, "width": width}
         blocks = source.blocks()
         if feature not in blocks:
             raise ValueError(f"feature {feature!r} is not a block of the source; it has: {', '.join(blocks)}")
@@ -47,16 +51,6 @@ class Tail(nn.Module):
         self.head = nn.Linear(inputs, source.head.out_features)
         self.apply(initialise)
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What builds this network again, in JSON's types.
-
-        >>> tail = Tail(ResNet((1, 1), (8, 16), classes=3, stem=8), "stages.0.0")
-        >>> str(Tail(**tail.arguments)) == str(tail)
-        True
-        """
-        return dict(self._arguments)
 
     def forward(self, feature: Tensor) -> Tensor:
         """Logits (B, classes) of the feature (B, C, H, W)."""

@@ -16,14 +16,14 @@ from ensbridge.data.stream import Stream, map_tensors, tensors_of
 from ensbridge.data.stream_reader import AbstractReader, open_reader
 from ensbridge.training.config import FitConfig, PerMemberShuffle, derive_seed
 from ensbridge.training.distributed import Engine
-from ensbridge.training.output_cache import CachedData
+from ensbridge.training.output_cache import CachedData, length_of
 
 TrainData = ExampleSet | Stream | CachedData
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The images of a step before augmentation, and the teachers' outputs where they are known."""
+    """The images of a step and, where they are known, the teachers' outputs: logits, then features."""
 
     images: Any
     labels: Tensor | None
@@ -115,35 +115,27 @@ def open_batches(
     engine: Engine | None = None,
 ) -> AbstractBatches:
     """The batches of a run from a step on; `position` is a checkpoint's."""
-    batches = _batches_of(data, config, step, position, engine)
+    if isinstance(data, CachedData):
+        batches: AbstractBatches = CachedBatches(data, config)
+    elif isinstance(data, ExampleSet):
+        batches = MemoryBatches(data, config)
+    else:
+        batches = _open_stream(data, config, step, position, engine)
     batches.start = step
     return batches
 
 
-def _batches_of(
-    data: TrainData, config: FitConfig, step: int, position: str | None, engine: Engine | None
-) -> AbstractBatches:
-    if isinstance(data, CachedData):
-        return CachedBatches(data, config)
-    if isinstance(data, ExampleSet):
-        return MemoryBatches(data, config)
+def _open_stream(
+    data: Stream, config: FitConfig, step: int, position: str | None, engine: Engine | None
+) -> StreamedBatches:
     if isinstance(config, PerMemberShuffle):
-        raise ValueError(
-            "networks with an order of images each cannot be trained on a stream; train them apart"
-        )
+        raise ValueError("networks with their own shuffle each cannot share a stream; train them separately")
     rows, part, parts = slice(0, config.batch_size), 0, 1
     if engine:
         rows, part, parts = engine.rows(config.batch_size), engine.rank, engine.size
         data = engine.shard(data)
-    length = data.length or 0
-    reader = open_reader(
-        data,
-        rows,
-        partial(derive_seed, config.seed, "stream"),
-        lambda step: config.indices(length, step),
-        part,
-        parts,
-    )
+    seed, indices = partial(derive_seed, config.seed, "stream"), partial(config.indices, length_of(data))
+    reader = open_reader(data, rows, seed, indices, part, parts)
     reader.resume(step, position)
     return StreamedBatches(reader, data.device)
 
@@ -155,10 +147,4 @@ def total_steps(config: FitConfig, data: TrainData) -> int:
             f"{data.name} does not say how many examples it has, so {config.epochs:g} epochs are no number "
             "of steps; give FitConfig(steps=…), or a stream that is counted"
         )
-    length = (data.length or 1) if isinstance(data, Stream) else len(data)
-    return config.total_steps(length)
-
-
-def device_of_data(data: TrainData) -> torch.device:
-    """Where batches are."""
-    return data.device
+    return config.total_steps(length_of(data))

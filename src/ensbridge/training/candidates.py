@@ -11,8 +11,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -28,12 +29,12 @@ from ensbridge.methods.joint_distillation import JointDistillation
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.feature_choice import FeatureChoice
-from ensbridge.training.batches import TrainData, device_of_data, total_steps
+from ensbridge.training.batches import TrainData, total_steps
 from ensbridge.training.compress_inputs import CannotDistil
 from ensbridge.training.config import FitConfig, derive_seed
 from ensbridge.training.distributed import Engine
 from ensbridge.training.fit import TimeBudgetExceeded, fit
-from ensbridge.training.forecast import epochs_within, steps_within, with_epochs, with_steps
+from ensbridge.training.forecast import epochs_within, steps_within, with_length
 from ensbridge.training.optimizers import Configs, shared_config
 from ensbridge.training.output_cache import cache_outputs, length_of
 from ensbridge.training.timing import TimeSplit
@@ -65,20 +66,13 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class BridgePlan:
-    """What bridges read, and how many there are; each has all members as its target."""
-
-    choice: FeatureChoice
-    count: int
-
-
-@dataclass(frozen=True)
 class CandidateTraining:
     """The training of `compress`: on which images, towards which members, and for how long."""
 
     ensemble: Ensemble
     data: ExampleSet | Stream
-    plan: BridgePlan | None  # None where the budget leaves no room for bridges
+    plan: FeatureChoice | None  # what bridges read; None where the budget leaves no room for them
+    bridges: int  # how many, each with all members as its target
     config: FitConfig  # of the bridges
     distil: FitConfig  # of the distillation
     minutes: float | None  # None where the configurations' epochs count
@@ -95,33 +89,15 @@ class CandidateTraining:
         try:
             methods = self.methods(source, student)
             if methods:
-                self._fit(methods, self.configs(methods))
+                self._fit(methods)
+            return self.candidates(source, methods)
         except CannotDistil as error:
             if source != "auto":
                 raise
-            self.say(f"{error.reason}, so {self._left()}; to distil it, {error.remedy}")
-            return self._without_distillation(student)
-        except FloatingPointError as error:
-            if source == "frozen":
-                raise
-            if source == "distilled":
-                raise ValueError(
-                    f"the distillation failed, as its loss or a gradient was not finite; give a distil_lr "
-                    f"below {self.distil.lr:g}, or source='frozen'"
-                ) from error
-            remedy = f"a distil_lr below {self.distil.lr:g} may help"
-            self.say(f"the distillation failed, so {self._left()}; {remedy}")
-            return self._without_distillation(student)
-        return self.candidates(source, methods)
-
-    def _left(self) -> str:
-        """What is left without distillation, in words."""
-        return "bridges are trained without it" if self.plan else "the source stays as it is"
-
-    def _without_distillation(self, student: Callable[[], nn.Module]) -> list[Candidate]:
-        """The source alone, and with bridges where there are some."""
-        alone = replace(self, run_dir=self._folder("without-distillation"))
-        return [self._source(), *(alone.run("frozen", student) if self.plan else [])]
+            instead = "bridges are trained without it" if self.plan else "the source stays as it is"
+            self.say(f"{error.reason}, so {instead}; to distil it, {error.remedy}")
+        without = replace(self, run_dir=self.run_dir and self.run_dir / "without-distillation")
+        return [self._source(), *(without.run("frozen", student) if self.plan else [])]
 
     def methods(self, source: Source, student: Callable[[], nn.Module]) -> dict[str, AbstractMethod]:
         """What is trained side by side, by name: bridges beside the first member, and the distillation."""
@@ -166,37 +142,34 @@ class CandidateTraining:
         """Untrained bridges beside the first member, by temperature and number."""
         if self.plan is None:
             return {}
-        feature = self.plan.choice.feature
+        feature = self.plan.feature
         return {
             name: DiffusionBridge(self.ensemble, bridge.score, feature, loss="kl", config=bridge.config)
-            for name, bridge in self._bridges(TEMPERATURES, self.plan).items()
+            for name, bridge in self._bridges(TEMPERATURES, self.plan.score).items()
         }
 
     def _distillation(self, student: nn.Module) -> JointDistillation | EnsembleDistillation:
         if self.plan is None:
             return EnsembleDistillation(self.ensemble, student, tau=1.0, ema=EMA)
-        bridges = self._bridges(DISTILLED_TEMPERATURES, self.plan)
-        return JointDistillation(self.ensemble, student, bridges, self.plan.choice.feature, ema=EMA)
+        bridges = self._bridges(DISTILLED_TEMPERATURES, self.plan.score)
+        return JointDistillation(self.ensemble, student, bridges, self.plan.feature, ema=EMA)
 
-    def _bridges(self, temperatures: Sequence[float], plan: BridgePlan) -> dict[str, Bridge]:
+    def _bridges(self, temperatures: Sequence[float], score: nn.Module) -> dict[str, Bridge]:
         """Untrained bridges whose weights depend on the seed and their number alone."""
         bridges: dict[str, Bridge] = {}
         for base in temperatures if self.labelled else temperatures[:1]:
             config = BridgeConfig(temperature=TemperatureLaw(base=base), ema=EMA.decay)
-            for number in range(plan.count):
-                score = _reset(plan.choice.score, derive_seed(self.seed, "score", number))
+            for number in range(self.bridges):
+                fresh = _reset(score, derive_seed(self.seed, "score", number))
                 name = f"T{base:g}-{number}".replace(".", "_")  # a name holds no dot
-                bridges[name] = Bridge(score.to(device_of(self.ensemble.source)), config, (0.0, 1.0))
+                bridges[name] = Bridge(fresh.to(device_of(self.ensemble.source)), config, (0.0, 1.0))
         return bridges
 
-    def _folder(self, name: str) -> Path | None:
-        return None if self.run_dir is None else self.run_dir / name
-
-    def _fit(self, methods: Mapping[str, AbstractMethod], configs: Mapping[str, FitConfig]) -> None:
+    def _fit(self, methods: Mapping[str, AbstractMethod]) -> None:
         """Train; where there are minutes, these decide the length and how long it may take at most."""
         folder, joint, timing = self.run_dir, JointTraining(methods), TimeSplit()
-        same = set(configs.values()) == {self.config}
-        config: Configs = self.config if same else dict(configs)
+        configs = self.configs(methods)
+        config: Configs = self.config if set(configs.values()) == {self.config} else configs
         data, deadline = self._prepared(joint), None
         if self.minutes is not None:
             config = self._sized(methods, data, config, self.minutes)
@@ -204,7 +177,7 @@ class CandidateTraining:
         shared = shared_config(joint, config)
         total = total_steps(shared, data)
         warning = few_steps(total, self.minutes, shared.epochs)
-        if warning and self._begun() is None:  # whose length stays that of its first call
+        if warning and _length_begun(folder) is None:  # a resumed run keeps the length of its first call
             self.say(warning)
         with progress_bars(self.quiet) as bars:
             progress = count_steps(bars.stage("training", total))
@@ -222,6 +195,13 @@ class CandidateTraining:
             except TimeBudgetExceeded as late:
                 remedy = "give more max_minutes" if folder is None else "repeat the call to resume"
                 self.say(f"time is up and {late}, so that the model is as trained so far; {remedy}")
+            except FloatingPointError as error:
+                if DISTILLED not in methods:
+                    raise
+                raise CannotDistil(
+                    "the distillation failed, as its loss or a gradient was not finite",
+                    f"give a distil_lr below {self.distil.lr:g}",
+                ) from error
         if timing.seconds["total"]:
             self.say(f"of the training's time: {timing}")
 
@@ -248,24 +228,21 @@ class CandidateTraining:
         self, methods: Mapping[str, AbstractMethod], data: TrainData, config: Configs, minutes: float
     ) -> Configs:
         """The configuration of a length that fits into the minutes, or that a run was begun with."""
-        begun = self.engine.broadcast(self._begun) if self.engine else self._begun()
-        unknown = isinstance(data, Stream) and data.length is None
-        if begun is not None:
-            epochs, steps = begun
-        elif unknown:
-            epochs, steps = 1.0, steps_within(minutes, methods, data, config, self.engine)
-        else:
-            epochs, steps = epochs_within(minutes, methods, data, config, self.engine), None
-        length = f"{epochs:g} epochs" if steps is None else f"{steps:,} steps"
+        begun = partial(_length_begun, self.run_dir)
+        length = self.engine.broadcast(begun) if self.engine else begun()
+        resumed = length is not None
+        if length is None and isinstance(data, Stream) and data.length is None:
+            length = {"steps": round(steps_within(minutes, methods, data, config, self.engine))}
+        elif length is None:
+            length = {"epochs": epochs_within(minutes, methods, data, config, self.engine)}
+        ((unit, count),) = length.items()
+        amount = f"{count:g} epochs" if unit == "epochs" else f"{count:,} steps"
         allowed = f"{minutes:g} minute{'' if minutes == 1 else 's'}"
-        if begun is None:
-            self.say(f"training for {length} on the {device_of_data(data)}, about {allowed}")
+        if resumed:
+            self.say(f"resuming a training of {amount} on the {data.device}, for {allowed} at most")
         else:
-            self.say(f"resuming a training of {length} on the {device_of_data(data)}, for {allowed} at most")
-        return with_epochs(config, epochs) if steps is None else with_steps(config, steps)
-
-    def _begun(self) -> tuple[float, int | None] | None:
-        return _length_begun(self.run_dir)
+            self.say(f"training for {amount} on the {data.device}, about {allowed}")
+        return with_length(config, **length)
 
 
 def few_steps(steps: int, minutes: float | None, epochs: float) -> str | None:
@@ -279,12 +256,11 @@ def few_steps(steps: int, minutes: float | None, epochs: float) -> str | None:
         return None
     share = MIN_STEPS / steps
     if minutes is None:
-        remedy = f"give epochs={epochs * share:.3g} or more"
-        return f"these are only {steps} steps, and with fewer than {MIN_STEPS} little is learnt; {remedy}"
-    remedy = f"give max_minutes={math.ceil(minutes * share)} or more"
-    return (
-        f"only {steps} steps fit into that time, and with fewer than {MIN_STEPS} little is learnt; {remedy}"
-    )
+        there, remedy = f"these are only {steps} steps", f"epochs={epochs * share:.3g}"
+    else:
+        there = f"only {steps} steps fit into that time"
+        remedy = f"max_minutes={math.ceil(minutes * share)}"
+    return f"{there}, and with fewer than {MIN_STEPS} little is learnt; give {remedy} or more"
 
 
 def _group_by_temperature(bridges: Mapping[str, Bridge]) -> dict[float, list[str]]:
@@ -311,7 +287,7 @@ def _reset(score: nn.Module, seed: int) -> nn.Module:
     return score
 
 
-def _length_begun(folder: Path | None) -> tuple[float, int | None] | None:
+def _length_begun(folder: Path | None) -> dict[str, Any] | None:
     """The epochs, or the steps, of a run that was begun in a folder; None where there is none."""
     config = None if folder is None else folder / "config.json"
     if config is None or not config.exists():
@@ -320,6 +296,8 @@ def _length_begun(folder: Path | None) -> tuple[float, int | None] | None:
         settings = read_json(config)["fit"]
         if "epochs" not in settings:  # a configuration for each method, all of the same length
             settings = next(iter(settings.values()))
-        return float(settings["epochs"]), settings.get("steps")
+        if settings.get("steps") is not None:
+            return {"steps": settings["steps"]}
+        return {"epochs": float(settings["epochs"])}
     except (KeyError, TypeError, AttributeError, StopIteration, OverflowError) as error:
         raise ValueError(f"{config} is not of a run of compress; choose another folder") from error

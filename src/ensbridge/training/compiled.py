@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,34 +21,9 @@ from ensbridge.models.features import FeatureExtractor
 from ensbridge.training.batches import AbstractBatches, Inputs, MemoryBatches
 from ensbridge.training.step import AbstractStep, augmented, in_precision, step_seed, total_loss
 from ensbridge.training.timing import TimeSplit, synchronize
-from ensbridge.utils.inputs import Inputs as NetworkInputs
-from ensbridge.utils.inputs import map_inputs, tensors_of
 
 Result = TypeVar("Result")
 TIMED = 3  # passes of the teachers
-
-
-class Fetched(NamedTuple):
-    """A batch and the teachers' outputs for it."""
-
-    images: NetworkInputs
-    labels: Tensor | None
-    outputs: Mapping[nn.Module, tuple[Tensor, ...]]  # each network's logits, then its features
-
-    def tensors(self) -> list[Tensor]:
-        """All of it in one list."""
-        given = [] if self.labels is None else [self.labels]
-        return [
-            *tensors_of(self.images),
-            *given,
-            *(tensor for output in self.outputs.values() for tensor in output),
-        ]
-
-    def clone(self) -> Fetched:
-        """The same in memory of its own."""
-        outputs = {net: tuple(tensor.clone() for tensor in output) for net, output in self.outputs.items()}
-        labels = None if self.labels is None else self.labels.clone()
-        return Fetched(map_inputs(torch.clone, self.images), labels, outputs)
 
 
 class CompiledStep(AbstractStep):
@@ -157,7 +132,7 @@ class CompiledStep(AbstractStep):
         self.fetching.join()
         self.hold(fetched)
 
-    def fetch(self) -> Fetched:
+    def fetch(self) -> Inputs:
         """The batch that the feed holds, with the teachers' outputs."""
         inputs = self.feed.take()
         batch = augmented(inputs, self.config, self.drawing, self.feature_names)
@@ -166,14 +141,14 @@ class CompiledStep(AbstractStep):
             outputs = self.teaching.start(passes)
         self.teaching.join()
         known = {**inputs.outputs, **dict(zip(self.runners, outputs, strict=True))}
-        return Fetched(batch.images, batch.labels, known)
+        return Inputs(batch.images, batch.labels, known)
 
-    def hold(self, fetched: Fetched) -> None:
+    def hold(self, fetched: Inputs) -> None:
         """Make this the batch of the next step."""
         for mine, new in zip(self.held.tensors(), fetched.tensors(), strict=True):
             mine.copy_(new)
 
-    def _losses(self, held: Fetched) -> dict[str, Tensor]:
+    def _losses(self, held: Inputs) -> dict[str, Tensor]:
         known: dict[nn.Module, Runner] = {
             network: lambda _, output=output: output for network, output in held.outputs.items()
         }

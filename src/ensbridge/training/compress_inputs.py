@@ -73,21 +73,6 @@ def check_source(source: nn.Module, feature: str | None) -> None:
         )
 
 
-def preprocessed(
-    nets: Sequence[nn.Module], preprocess: Sequence[Preprocess | None] | None
-) -> list[nn.Module]:
-    """The members behind their preprocessing, which is a list of functions."""
-    if callable(preprocess):
-        raise ValueError("preprocess is one function; give a list, with a function or None for each member")
-    wrapped = with_preprocessing(nets, preprocess)
-    for number, own in enumerate(preprocess or (), 1):
-        if own is not None and not callable(own):
-            raise ValueError(
-                f"preprocess has {own!r} for member {number}; give a function of images, or None"
-            )
-    return wrapped
-
-
 def try_validation(source: nn.Module, train: ExampleSet, val: ExampleSet | None) -> None:
     """Refuse validation images that are not like those for training, and labels of no class, now."""
     if val is None:

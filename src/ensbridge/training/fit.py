@@ -18,7 +18,7 @@ from ensbridge.data.examples import ExampleSet
 from ensbridge.data.loader import as_examples
 from ensbridge.data.stream import Stream
 from ensbridge.methods.base import AbstractTrainable, Batch, feature_names_of
-from ensbridge.training.batches import AbstractBatches, TrainData, device_of_data, open_batches, total_steps
+from ensbridge.training.batches import AbstractBatches, TrainData, open_batches, total_steps
 from ensbridge.training.checkpoint import Checkpoint, RunFolder, checkpoint_path
 from ensbridge.training.config import FitConfig, describe_config
 from ensbridge.training.distributed import Engine
@@ -92,7 +92,7 @@ def fit(
     16
     """
     data = train if isinstance(train, Stream | CachedData) else as_examples(train)
-    shared, device = shared_config(method, config), device_of_data(data)
+    shared, device = shared_config(method, config), data.device
     total = total_steps(shared, data)
     _try_teachers(method, data)
     kinds = step_kinds(step, device) if engine is None else _only_eager(step)

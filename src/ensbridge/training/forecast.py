@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ensbridge.data.stream import Stream
 from ensbridge.methods.base import AbstractMethod, JointTraining
-from ensbridge.training.batches import TrainData, device_of_data
+from ensbridge.training.batches import TrainData
 from ensbridge.training.config import FitConfig
 from ensbridge.training.distributed import Engine
 from ensbridge.training.fit import fit
-from ensbridge.training.optimizers import Configs, shared_config
+from ensbridge.training.optimizers import Configs
+from ensbridge.training.output_cache import length_of
 
 TIMED, SPAN, MOST_EPOCHS = 4, 50, 200.0
 MOST_TIMED = 40  # short steps vary much, so that more of them are timed, for a fiftieth of the time at most
@@ -45,10 +45,9 @@ def epochs_within(
     >>> epochs_within(1000, {"net": DeepEnsemble([net])}, data, FitConfig(epochs=1, batch_size=4, lr=0.1))
     200.0
     """
-    steps, batch_size = _steps_within(minutes, methods, data, config, engine)
-    length = data.length if isinstance(data, Stream) else len(data)
-    assert length
-    return float(f"{min(MOST_EPOCHS, steps * batch_size / length):.3g}")
+    first = config if isinstance(config, FitConfig) else next(iter(config.values()))
+    steps = steps_within(minutes, methods, data, config, engine)
+    return float(f"{min(MOST_EPOCHS, steps * first.batch_size / length_of(data)):.3g}")
 
 
 def steps_within(
@@ -57,24 +56,13 @@ def steps_within(
     data: TrainData,
     config: Configs,
     engine: Engine | None = None,
-) -> int:
-    """The same in steps, for streams of unknown length."""
-    return round(_steps_within(minutes, methods, data, config, engine)[0])
-
-
-def _steps_within(
-    minutes: float,
-    methods: Mapping[str, AbstractMethod],
-    data: TrainData,
-    config: Configs,
-    engine: Engine | None,
-) -> tuple[float, int]:
-    """How many steps fit, by a trial of a few, and of how many images."""
+) -> float:
+    """How many steps fit into so many minutes, by a trial of a few; the students stay as they were."""
     together = JointTraining({name: copy.copy(method) for name, method in methods.items()})
     before = {name: tensor.clone() for name, tensor in together.student.state_dict().items()}
     # The first warms caches, on a GPU it compiles.
-    span = SPAN if device_of_data(data).type == "cuda" and engine is None else 1
-    few = _with_length(config, steps=(1 + MOST_TIMED) * span, log_every=span)
+    span = SPAN if data.device.type == "cuda" and engine is None else 1
+    few = with_length(config, steps=(1 + MOST_TIMED) * span, log_every=span)
     stamps: list[float] = [time.monotonic()]
 
     def stamp(*_: object) -> None:
@@ -91,20 +79,11 @@ def _steps_within(
     ready, step = stamps[1] - stamps[0], (stamps[-1] - stamps[1]) / (span * (len(stamps) - 2))
     seconds = max(60 * minutes - ready, 30 * minutes)  # it is made ready once more for the training itself
     steps = max(1.0, RESERVE * seconds / step)
-    return engine.broadcast(lambda: steps) if engine else steps, shared_config(together, config).batch_size
+    return engine.broadcast(lambda: steps) if engine else steps
 
 
-def with_epochs(config: Configs, epochs: float, **changes: Any) -> Configs:
-    """A configuration, or one for each method, of another length."""
-    return _with_length(config, epochs=epochs, **changes)
-
-
-def with_steps(config: Configs, steps: int) -> Configs:
-    """The same for a length in steps."""
-    return _with_length(config, steps=steps)
-
-
-def _with_length(config: Configs, **changes: Any) -> Configs:
+def with_length(config: Configs, **changes: Any) -> Configs:
+    """A configuration, or one for each method, with other `epochs` or `steps`."""
     if isinstance(config, FitConfig):
         return replace(config, **changes)
     return {name: replace(part, **changes) for name, part in config.items()}

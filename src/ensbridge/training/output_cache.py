@@ -180,9 +180,9 @@ def _reserved(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray
     return array
 
 
-def length_of(data: ExampleSet | Stream) -> int:
-    """How many examples there are, which is known wherever they have an order."""
-    return len(data) if isinstance(data, ExampleSet) else int(data.length or 0)
+def length_of(data: ExampleSet | Stream | CachedData) -> int:
+    """How many examples there are; 0 where a stream does not say."""
+    return data.length or 0 if isinstance(data, Stream) else len(data)
 
 
 def _in_order(data: ExampleSet | Stream, size: int, start: int) -> Iterator[Any]:

@@ -7,16 +7,15 @@ batch norm sees less, the slice of its process; its running statistics are avera
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ensbridge.methods.base import Batch
-from ensbridge.training.distributed import Engine, Losses
+from ensbridge.training.distributed import Engine
 from ensbridge.utils.inputs import count_rows, map_inputs
 
 Buffers = Sequence[tuple[Tensor, Tensor]]  # running statistics, and how they were before a step
@@ -63,31 +62,6 @@ def shard(batch: Batch, engine: Engine) -> tuple[Batch, ShardedRNG, float]:
     images = map_inputs(lambda tensor: tensor[rows].contiguous(), batch.images)
     part = Batch(images, labels, batch.generator, batch.feature_names, batch.runners)
     return part, ShardedRNG(batch.generator, rows, count), (rows.stop - rows.start) / count
-
-
-def check_batch_size(batch_size: int, engine: Engine, device: torch.device) -> None:
-    """Refuse batches with fewer images than processes; warn where captured steps would be faster."""
-    if batch_size < engine.size:
-        raise ValueError(
-            f"batch_size is {batch_size} and there are {engine.size} processes; each needs an image of every "
-            "batch"
-        )
-    if device.type == "cuda" and engine.first:
-        warnings.warn(
-            "steps of several processes are eager; captured ones are for one process, as each member's",
-            stacklevel=2,
-        )
-
-
-def wrap_trained(engine: Engine, student: nn.Module) -> Callable[[Losses], dict[str, Tensor]]:
-    """Wrap the weights that got a gradient in a trial; others stay as they are."""
-    return engine.wrap([weight for weight in student.parameters() if weight.grad is not None])
-
-
-def mean_losses(losses: dict[str, Tensor], share: float, engine: Engine) -> dict[str, float]:
-    """The losses of the whole batch."""
-    values = torch.stack([loss.detach().double() for loss in losses.values()])
-    return dict(zip(losses, engine.sum(values * share).tolist(), strict=True))
 
 
 @torch.no_grad()

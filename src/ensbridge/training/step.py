@@ -6,8 +6,9 @@ A step draws its batch, augments it, runs forward and backward, updates the weig
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -24,14 +25,7 @@ from ensbridge.training.config import FitConfig, derive_seed
 from ensbridge.training.distributed import Engine, Losses
 from ensbridge.training.ema import Average
 from ensbridge.training.optimizers import Optimizers
-from ensbridge.training.sharding import (
-    Buffers,
-    average_buffers,
-    check_batch_size,
-    mean_losses,
-    shard,
-    wrap_trained,
-)
+from ensbridge.training.sharding import Buffers, average_buffers, shard
 from ensbridge.training.timing import TimeSplit
 from ensbridge.utils.inputs import Inputs as NetworkInputs
 from ensbridge.utils.inputs import map_inputs, tensors_of
@@ -72,20 +66,6 @@ class AbstractStep(ABC):
     def close(self) -> None:
         """Leave the networks as they were found, but for their weights."""
 
-    def check_losses(self, values: Mapping[str, float], step: int, buffers: Buffers) -> None:
-        """Refuse a step whose loss is not finite, with running statistics put back."""
-        for name, value in values.items():
-            if not math.isfinite(value):
-                restore(buffers)
-                named = "" if name == "loss" else f" of {name}"
-                raise self.refusal(f"the loss{named} is {value} at step {step + 1}")
-
-    def check_gradients(self, step: int, buffers: Buffers) -> None:
-        """Refuse a step whose gradient is not finite, with running statistics put back."""
-        if not bool(self.optimizers.gradient_norm().isfinite()):
-            restore(buffers)
-            raise self.refusal(f"a gradient is not finite at step {step + 1}")
-
     def refusal(self, problem: str) -> FloatingPointError:
         """The error of a step that must not be taken."""
         return FloatingPointError(
@@ -113,11 +93,19 @@ class EagerStep(AbstractStep):
         """Find, by a trial, the weights that get a gradient, where several processes average these."""
         if self.engine is None:
             return
-        check_batch_size(self.config.batch_size, self.engine, self.batches.device)
+        batch_size, engine = self.config.batch_size, self.engine
+        if batch_size < engine.size:
+            raise ValueError(
+                f"batch_size is {batch_size} and there are {engine.size} processes; each needs an image of "
+                "every batch"
+            )
+        if engine.first and self.batches.device.type == "cuda":
+            warnings.warn("several processes take eager steps; captured ones need one process", stacklevel=2)
         buffers = self._buffers()
         total_loss(self._losses(self.batches.start)[0]()).backward()
         restore(buffers)
-        self.call_losses = wrap_trained(self.engine, self.method.student)
+        weights = [weight for weight in self.method.student.parameters() if weight.grad is not None]
+        self.call_losses = engine.wrap(weights)
         self.optimizers.zero_grad()
 
     def close(self) -> None:
@@ -125,11 +113,13 @@ class EagerStep(AbstractStep):
 
     def run(self, start: int, stop: int) -> dict[str, float]:
         """Run a span of steps."""
-        return sum_losses(self._timed_step(step) for step in range(start, stop))
-
-    def _timed_step(self, step: int) -> dict[str, float]:
-        with self._measure("total", step):
-            return self._step(step)
+        sums: dict[str, float] = {}
+        for step in range(start, stop):
+            with self._measure("total", step):
+                losses = self._step(step)
+            for name, value in losses.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
 
     def _measure(self, part: str, step: int) -> AbstractContextManager[None]:
         """Time a part of a step; on a GPU, which has to be waited for, of one step among many."""
@@ -143,20 +133,30 @@ class EagerStep(AbstractStep):
         buffers = self._buffers()
         compute, share = self._losses(step)
         losses = self.call_losses(compute) if self.engine else compute()
-        if self.engine:
-            values = mean_losses(losses, share, self.engine)
-        else:
-            values = {name: loss.item() for name, loss in losses.items()}
-        self.check_losses(values, step, buffers)
+        values = self._values(losses, share)
+        for name, value in values.items():
+            if not math.isfinite(value):
+                restore(buffers)
+                named = "" if name == "loss" else f" of {name}"
+                raise self.refusal(f"the loss{named} is {value} at step {step + 1}")
         self.optimizers.zero_grad()
         # Processes' gradients are averaged, however many images each has.
         total_loss(losses, share * self.engine.size if self.engine else 1).backward()
-        self.check_gradients(step, buffers)
+        if not bool(self.optimizers.gradient_norm().isfinite()):
+            restore(buffers)
+            raise self.refusal(f"a gradient is not finite at step {step + 1}")
         self.optimizers.step()
         if self.engine:
             average_buffers(buffers, share, self.engine)
         self.average.update(self.average.decays(step))
         return values
+
+    def _values(self, losses: Mapping[str, Tensor], share: float) -> dict[str, float]:
+        """The losses of the whole batch, of which this process has a share."""
+        if self.engine is None:
+            return {name: loss.item() for name, loss in losses.items()}
+        values = torch.stack([loss.detach().double() for loss in losses.values()])
+        return dict(zip(losses, self.engine.sum(values * share).tolist(), strict=True))
 
     def _losses(self, step: int) -> tuple[Losses, float]:
         """What computes the losses of a step, or of this process's slice of it, and the slice's share."""
@@ -202,19 +202,6 @@ def total_loss(losses: Mapping[str, Tensor], scale: float = 1) -> Tensor:
     """What the backward pass begins with."""
     total = torch.stack(list(losses.values())).sum()
     return total if scale == 1 else total * scale
-
-
-def sum_losses(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The losses of several steps, summed by name.
-
-    >>> sum_losses([{"a": 1.0, "b": 2.0}, {"a": 0.5, "b": 1.0}])
-    {'a': 1.5, 'b': 3.0}
-    """
-    sums: dict[str, float] = {}
-    for losses in steps:
-        for name, value in losses.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sums
 
 
 def restore(buffers: Buffers) -> None:
