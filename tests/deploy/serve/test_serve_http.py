@@ -381,3 +381,11 @@ def test_a_model_is_loaded_again_while_requests_are_served(tmp_path: Path) -> No
         body = json.dumps({"parameters": {"config": "{}"}}).encode()
         one_sentence(send(base, "POST", load, body, AUTHORISED | {"Content-Type": "application/json"}), 400)
         np.testing.assert_allclose(logits(), possible[1], atol=1e-5)
+
+
+def test_each_example_of_the_page_is_a_png(base: str) -> None:
+    names = send(base, "GET", "/examples/").json()
+    assert names == ["ship", "aeroplane", "car", "frog", "blend", "noise"]
+    for name in names:
+        assert send(base, "GET", f"/examples/{name}.png").body.startswith(b"\x89PNG")
+    assert send(base, "GET", "/examples/cat.png").status == 422

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import _serving
 from _saving import small
-from _serving import pixels, png, serving, upload
-from ensbridge.deploy.serve.examples import EXAMPLES, draw_example
+from _serving import pixels, png, send, serving, upload
 from ensbridge.methods import BridgeConfig
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -91,10 +89,10 @@ def shown(page: Page) -> tuple[str, dict[str, list[str]]]:
 
 
 def test_an_example_a_file_and_a_pasted_image_are_shown_as_the_server_answers(base: str, page: Page) -> None:
-    expect(page.locator("#examples button")).to_have_count(len(EXAMPLES))
+    expect(page.locator("#examples button")).to_have_count(6)
     page.locator("#examples button").first.focus()
     page.keyboard.press("Enter")  # no mouse is needed
-    assert shown(page) == expected(base, draw_example("ship"))
+    assert shown(page) == expected(base, send(base, "GET", "/examples/ship.png").body)
     assert page.locator("#legend li").count() == 3
     assert page.locator("#path polyline").count() == 3
 
@@ -158,10 +156,3 @@ def test_what_is_no_image_and_a_missing_token_are_said(browser: Browser, folder:
         page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b"nothing"})
         expect(page.locator("#status")).to_contain_text("a.png")
         page.close()
-
-
-def test_the_examples_are_drawn_the_same_each_time() -> None:
-    assert json.dumps(list(EXAMPLES)) == '["ship", "aeroplane", "car", "frog", "blend", "noise"]'
-    first = draw_example("noise")
-    draw_example.cache_clear()
-    assert draw_example("noise") == first

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -32,15 +33,20 @@ def create_app(models: Registry, token: str | None = None) -> Guard:
     """The ASGI application that serves models; with a token only to those who send it."""
     metrics = Metrics()
     models.observe, models.reloaded = metrics.batch, metrics.reloaded
-    metrics.watch_queues(lambda: {name: model.waiting for name, model in models.models.items()})
+    for name in models.models:
+        metrics.watch_queue(name, lambda name=name: models.models[name].waiting)
     tasks: set[asyncio.Task[None]] = set()
+
+    def start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something that no client can cancel; a task that nobody holds may be collected."""
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
 
     async def reload(name: str) -> None:
         """Load a model again; a client that does not wait for it does not stop it."""
-        task = asyncio.create_task(models.reload(name))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        await asyncio.shield(task)
+        await asyncio.shield(start(models.reload(name)))
 
     async def reload_all() -> None:
         for name in list(models.models):
@@ -54,23 +60,11 @@ def create_app(models: Registry, token: str | None = None) -> Guard:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # Tensors and answers have a thread of their own, so that they do not wait for large images.
         decoders, converter = ThreadPoolExecutor(DECODERS, "decode"), ThreadPoolExecutor(1, "convert")
-
-        async def decode(function: Callable[..., Any], *arguments: Any) -> Any:
-            return await asyncio.get_running_loop().run_in_executor(decoders, function, *arguments)
-
-        async def convert(function: Callable[..., Any], *arguments: Any) -> Any:
-            return await asyncio.get_running_loop().run_in_executor(converter, function, *arguments)
-
-        app.state.decode, app.state.convert = decode, convert
+        loop = asyncio.get_running_loop()
+        app.state.decode = partial(loop.run_in_executor, decoders)
+        app.state.convert = partial(loop.run_in_executor, converter)
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-            loop = asyncio.get_running_loop()
-
-            def hang_up() -> None:
-                task = loop.create_task(reload_all())
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-
-            loop.add_signal_handler(signal.SIGHUP, hang_up)
+            loop.add_signal_handler(signal.SIGHUP, lambda: start(reload_all()))
         yield
         await models.drain()
         for threads in (decoders, converter):
@@ -131,9 +125,6 @@ def _describe(app: FastAPI, has_token: bool) -> dict[str, Any]:
         components["InferRequest"] = inference
         for path, operations in schema["paths"].items():
             for operation in operations.values():
-                content = operation.get("requestBody", {}).get("content", {})
-                if path.endswith("/infer"):
-                    content["application/json"]["schema"] = {"$ref": "#/components/schemas/InferRequest"}
                 if has_token and path not in OPEN and not path.startswith(OPEN_FOLDERS):
                     operation["security"] = [{"bearer": []}]
         if has_token:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily
 
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -41,6 +40,7 @@ class Metrics:
         self.bodies = Gauge(
             "ensbridge_body_bytes", "Bytes of requests that are read or waiting", registry=self.registry
         )
+        self.queues = Gauge("ensbridge_queue_images", "Images that wait", ["model"], registry=self.registry)
         ProcessCollector(registry=self.registry)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
@@ -57,22 +57,10 @@ class Metrics:
         """Count a reload."""
         self.reloads.labels(model, str(success).lower()).inc()
 
-    def watch_queues(self, waiting: Callable[[], dict[str, int]]) -> None:
-        """Show the images that wait for each model."""
-        self.registry.register(_Queues(waiting))
+    def watch_queue(self, model: str, waiting: Callable[[], int]) -> None:
+        """Show how many images wait for a model."""
+        self.queues.labels(model).set_function(waiting)
 
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-class _Queues:
-    def __init__(self, waiting: Callable[[], dict[str, int]]) -> None:
-        self.waiting = waiting
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        """The gauges of the moment."""
-        family = GaugeMetricFamily("ensbridge_queue_images", "Images that wait", labels=["model"])
-        for model, images in self.waiting().items():
-            family.add_metric([model], images)
-        yield family

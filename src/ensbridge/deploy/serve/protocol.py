@@ -142,7 +142,7 @@ def parse_request(
         raise Refused(400, f"the request is no inference request: {first_error(error)}") from error
     if len(request.inputs) != 1 or request.inputs[0].name != INPUT:
         names = ", ".join(tensor.name for tensor in request.inputs)
-        raise Refused(400, _shown(f"the inputs are {names[:100]}; give the one input {INPUT!r}"))
+        raise Refused(400, visible(f"the inputs are {names[:100]}; give the one input {INPUT!r}"))
     images = _images(request.inputs[0], tail, shape, dtype, limits.images)
     return Inference(request.id, images, _wanted(request))
 
@@ -168,7 +168,7 @@ def _images(
 ) -> Tensor:
     kind = datatype_of(dtype)
     if tensor.datatype != kind:
-        raise Refused(400, _shown(f"datatype is {tensor.datatype[:20]!r}; this model takes {kind}"))
+        raise Refused(400, visible(f"datatype is {tensor.datatype[:20]!r}; this model takes {kind}"))
     count, *rest = tensor.shape
     if rest != list(shape) or count == 0:
         raise Refused(
@@ -225,7 +225,7 @@ def _wanted(request: InferRequest) -> tuple[tuple[str, bool], ...]:
         parameters = output.parameters or {}
         if output.name not in OUTPUTS:
             raise Refused(
-                400, _shown(f"there is no output {output.name[:64]!r}; there are {', '.join(OUTPUTS)}")
+                400, visible(f"there is no output {output.name[:64]!r}; there are {', '.join(OUTPUTS)}")
             )
         if "classification" in parameters or "shared_memory_region" in parameters:
             raise Refused(400, "classification and shared memory are not supported; ask for the logits")
@@ -262,8 +262,4 @@ def first_error(error: ValidationError) -> str:
     """Where the first thing that is wrong stands, and what it is."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"]))
-    return _shown(f"{where}: {first['msg']}" if where else first["msg"])[:200]
-
-
-def _shown(text: str) -> str:
-    return visible(text)
+    return visible(f"{where}: {first['msg']}" if where else first["msg"])[:200]

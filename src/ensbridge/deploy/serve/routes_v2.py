@@ -13,7 +13,6 @@ from ensbridge.deploy.serve.limits import Refused
 from ensbridge.deploy.serve.protocol import (
     EXTENSIONS,
     VERSION,
-    InferRequest,
     InferResponse,
     ModelMetadata,
     ServerMetadata,
@@ -157,9 +156,7 @@ _INFER: dict[str, Any] = {
         "requestBody": {
             "required": True,
             "content": {
-                "application/json": {
-                    "schema": InferRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-                },
+                "application/json": {"schema": {"$ref": "#/components/schemas/InferRequest"}},
                 "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
             },
         },
