@@ -49,9 +49,10 @@ def serve(
     members: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[NAME=]PATH",
-            help="A member of the real ensemble, to show beside the model: a file of weights for the "
-            "source's architecture, or a saved model, of which the source is taken. May be repeated.",
+            metavar="[NAME=]MEMBER",
+            help="A member of the real ensemble, to show beside the model: timm:NAME@FILE and the like, as "
+            "for compress, a file of weights for the source's architecture, or a saved model, of which the "
+            "source is taken. May be repeated.",
         ),
     ] = None,
     batch: Annotated[

@@ -29,7 +29,7 @@ from ensbridge.utils.text import one_line
 
 NAMES = "timm:NAME@FILE, torchvision:NAME@FILE, hf:USER/NAME, a model's folder or a .pt2"
 _SETTING = re.compile(r"(.*),(size|mean|std|crop)=([^,=]*)", re.DOTALL)
-_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def open_member(text: str, overrides: Overrides | None = None, allow: Collection
         member = member or _from_saved(name, text, allow)
     elif Path(name).suffix == ".pt2":
         member = _from_program(Path(name), text, said)  # what holds for all the others may be inside it
-    elif Path(name).suffix in _WEIGHTS:
+    elif Path(name).suffix in WEIGHTS:
         raise ValueError(
             f"{name} holds weights and does not say of which network; write timm:NAME@{name} or "
             f"torchvision:NAME@{name}"

@@ -181,6 +181,7 @@ def test_wrong_options_end_with_one_sentence(
         assert "2 numbers for 3 channels" in fails(monkeypatch, capsys, folder, "--port", "0", option, "1,2")
     assert "member.pt" in fails(monkeypatch, capsys, folder, "--port", "0", "--members", "member.pt")
     assert str(folder) in fails(monkeypatch, capsys, folder, "--port", "0", "--members", folder)
+    assert "nonsense" in fails(monkeypatch, capsys, folder, "--port", "0", "--members", "nonsense")
     assert "3, 9, 9, 9" in fails(monkeypatch, capsys, folder, "--port", "0", "--image-shape", "3,9,9,9")
     monkeypatch.setenv("ENSBRIDGE_TOKEN", "")
     assert "ENSBRIDGE_TOKEN" in fails(monkeypatch, capsys, folder, "--port", "0")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.deploy.batch import Pixels
 from ensbridge.deploy.export import image_like
+from ensbridge.deploy.members import WEIGHTS, Overrides, open_member
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.folder import CARD
 from ensbridge.deploy.saving.places import find_model
@@ -24,6 +25,7 @@ from ensbridge.deploy.serve.limits import Limits, Refused
 from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble, call_bridge
+from ensbridge.models.named import NamedNetwork
 from ensbridge.models.stored_network import load_weights
 from ensbridge.utils.files import MOST_JSON, read_file
 from ensbridge.utils.text import one_line
@@ -84,11 +86,7 @@ class ServedModel:
         if self.takes_files:
             self.pixels(example)  # a mean or std of another number of channels is refused now
         self.card = _card(spec.path)
-        self.members = _members(spec, self.fast, settings)
-        if self.members is not None and (count := _classes(self.members, example)) != self.classes:
-            raise ValueError(
-                f"the members have {count} classes and the model {self.classes}; give its members"
-            )
+        self.members = _members(spec, self.fast, example, self.classes, settings)
         self._run_backend: Run = build_backend(settings.backend, self.fast, example, settings.limits.batch)
         self.costs = self._count_costs(example)
         merge = not is_random(self.fast)
@@ -176,7 +174,8 @@ def parse_specs(models: Sequence[str], members: Sequence[str] = ()) -> list[Mode
 
 def _split(text: str) -> tuple[str, str]:
     name, separator, path = text.partition("=")
-    return (name, path) if separator and "/" not in name else ("", text)
+    # Another "=" is in a path, or behind a member's name, as in timm:resnet18@a.pt,size=32.
+    return (name, path) if separator and not re.search("[/:,@]", name) else ("", text)
 
 
 def _classes(net: nn.Module, example: Tensor) -> int:
@@ -196,22 +195,51 @@ def _card(path: str) -> str:
     return read_file(card, MOST_JSON).decode(errors="replace") if card.is_file() else ""
 
 
-def _members(spec: ModelSpec, fast: FastEnsemble, settings: Settings) -> Ensemble | None:
+def _members(
+    spec: ModelSpec, fast: FastEnsemble, example: Tensor, classes: int, settings: Settings
+) -> Ensemble | None:
     """The true ensemble: the source, unless it was distilled, and the members that are given."""
     if not spec.members:
         return None
     nets = [] if fast.source_distilled else [fast.source]
-    for text in spec.members:
-        path = Path(text)
-        if path.is_dir() or text.startswith(("zoo:", "hf:")):
-            nets.append(load(text, allow=settings.allow).source)
-        else:
-            nets.append(load_weights(copy.deepcopy(fast.source).cpu(), path))
+    nets += [_member(text, fast, settings) for text in spec.members]
     states = [net.state_dict() for net in nets]
     for number, text in enumerate(spec.members, start=len(nets) - len(spec.members)):
         if any(_same(states[number], other) for other in states[:number]):
             raise ValueError(f"the member {text} has the weights of another or of the source; give each once")
+        if (count := _classes(Ensemble([nets[number]]).to(settings.device).eval(), example)) != classes:
+            raise ValueError(
+                f"the member {text} has {count} classes and the model {classes}; give the model's members"
+            )
     return Ensemble(nets).to(settings.device).eval().requires_grad_(False)
+
+
+def _member(text: str, fast: FastEnsemble, settings: Settings) -> nn.Module:
+    """A member by its name, a saved model's source, or weights for the architecture of the source."""
+    path = Path(text)
+    if path.suffix in WEIGHTS and ":" not in text:
+        return load_weights(copy.deepcopy(fast.source).cpu(), path)
+    member = open_member(text, _input_of_source(text, fast.source), settings.allow)
+    if isinstance(member.net, FastEnsemble):
+        return member.net.source
+    if member.takes is not None and (settings.mean is not None or settings.std is not None):
+        raise ValueError(
+            f"the member {text} normalises pixels itself, which --mean and --std have changed by then; give "
+            "a file of its weights, or leave them out"
+        )
+    if member.class_names and fast.class_names and tuple(fast.class_names) != member.class_names:
+        raise ValueError(
+            f"the member {text} and the model differ in the names of their classes or in their order; give "
+            "members of the same classes"
+        )
+    return member.net
+
+
+def _input_of_source(text: str, source: nn.Module) -> Overrides | None:
+    """What a member of the source's architecture takes unless its name says more: what the source takes."""
+    if not isinstance(source, NamedNetwork) or not text.startswith(f"{source.library}:{source.name}@"):
+        return None
+    return Overrides(source.takes.size, source.takes.mean, source.takes.std, source.takes.crop)
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
