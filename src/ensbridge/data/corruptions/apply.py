@@ -58,10 +58,9 @@ def corruption(name: str) -> Corruption:
     if name not in CONSTANTS:
         raise ValueError(f"corruption {name!r} is not known; there are: {', '.join(CORRUPTIONS)}")
     need("corruptions")
-    from ensbridge.data.corruptions import blur, digital, noise, spatter, weather
+    from ensbridge.data.corruptions import functions
 
-    homes = (noise, blur, weather, spatter, digital)
-    return next(getattr(home, name) for home in homes if hasattr(home, name))
+    return getattr(functions, name)
 
 
 def check_images(images: NDArray[np.uint8], where: str = "images") -> None:
