@@ -16,9 +16,8 @@ import _sets
 from _limits import outcome
 from ensbridge.data import arrays, checks, read_corrupted, read_npz
 from ensbridge.data.cifar import read_cifar
-from ensbridge.data.imagenet64 import read_imagenet64
+from ensbridge.data.imagenet import read_imagenet64, read_tiny_imagenet
 from ensbridge.data.sources import from_folder
-from ensbridge.data.tiny_imagenet import read_tiny_imagenet
 
 ARRAYS = _sets.arrays_of(_sets.cifar_files())
 

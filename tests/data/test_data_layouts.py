@@ -21,9 +21,8 @@ from ensbridge.data import (
     read_corrupted,
 )
 from ensbridge.data.cifar import CifarLayout, read_cifar
-from ensbridge.data.imagenet64 import read_imagenet64
+from ensbridge.data.imagenet import read_imagenet64, read_tiny_imagenet
 from ensbridge.data.sources import from_folder, from_tar
-from ensbridge.data.tiny_imagenet import read_tiny_imagenet
 
 
 def sizes(splits: Splits) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ import ensbridge
 from _host import Host, serving
 from ensbridge.data import DATASETS, checksum, fetch_set, open_splits, reading
 from ensbridge.data.download import get, npm
-from ensbridge.data.tiny_imagenet import read_tiny_imagenet
+from ensbridge.data.imagenet import read_tiny_imagenet
 from ensbridge.utils.files import locked
 
 FILES = _sets.cifar_files()

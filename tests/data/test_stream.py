@@ -161,7 +161,7 @@ def test_the_same_step_is_the_same_batch_and_no_step_is_left_out() -> None:
     assert reader.read(0)[0] is reader.read(0)[0]
     assert values(reader, 1, 2) == [4, 5, 6, 7]
     assert values(reader, 1, 3) == [4, 5, 6, 7, 8, 9, 0, 1]
-    with pytest.raises(ValueError, match="batch 7 .* batch 2"):
+    with pytest.raises(ValueError, match=r"batch 7 .* batch 2"):
         reader.read(7)
 
 

@@ -63,7 +63,6 @@ def _upright(file: Any, mode: str) -> Any:
 
 def decode(content: bytes, where: str) -> np.ndarray:
     """The pixels (H, W, 3) of an image file; grey ones become colour, transparency is left out."""
-    pillow()
     try:
         return np.asarray(picture(content, "RGB"))
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Read a stream's batches step by step, and resume at the position of a checkpoint.
 
-Every batch has the same number of examples. The rest of a pass begins the first batch of the next one, so that
-none is lost. What the data's own code draws at random depends only on the seed and the position.
+Every batch has the same number of examples. The rest of a pass begins the first batch of the next one. What
+the data's own code draws at random depends only on the seed and the position.
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ from ensbridge.data.dataset_info import DatasetInfo, default_root, find_dataset
 from ensbridge.data.digits import Splits
 from ensbridge.data.download.http import Unavailable, download, is_right
 from ensbridge.data.download.npm import PACKAGE, cifar10_from_npm
-from ensbridge.data.image_io import pillow
+from ensbridge.data.imagenet import read_tiny_imagenet
 from ensbridge.data.reading import find, open_path
 from ensbridge.data.sources import from_tar, from_zip
-from ensbridge.data.tiny_imagenet import read_tiny_imagenet
 from ensbridge.utils.files import locked, open_folder
 from ensbridge.utils.progress import Stage, silent
 
@@ -40,8 +39,6 @@ def fetch_set(
         raise ValueError(
             f"{known.title} is not downloaded from here; {known.by_hand}, into {root / known.folder}"
         )
-    if name == "tiny-imagenet":
-        pillow()
     folder = open_folder(root)
     with locked(folder):
         if (path := find(known, folder)) is not None:

