@@ -56,14 +56,15 @@ def find(known: DatasetInfo, root: Path) -> Path | None:
 
 def open_path(path: Path, stage: Stage = silent) -> Splits:
     """The set in an `.npz` or in a folder of any layout."""
+    if path.is_dir():
+        layout = layout_of(path)
+        read = read_image_folder if layout is None else layout.read
+    elif path.suffix == ".npz":
+        return read_npz(path)
+    else:
+        raise ValueError(f"{path} is not an .npz; give one, or a folder in a known layout")
     try:
-        if not path.is_dir():
-            if path.suffix != ".npz":
-                raise ValueError(f"{path} is not an .npz; give one, or a folder in a known layout")
-            return read_npz(path)
-        if (layout := layout_of(path)) is not None:
-            return layout.read(path, stage)
-        return read_image_folder(path, stage)
+        return read(path, stage)
     except MemoryError as error:
         raise ValueError(
             f"{path} needs more memory than there is ({one_line(error)}); free some, or give a smaller set"

@@ -16,9 +16,8 @@ import numpy as np
 
 from ensbridge.data.checks import check_size, few, hold_out_last, image_set
 from ensbridge.data.digits import Splits
-from ensbridge.data.loader import ImageSet
-from ensbridge.data.sources import Read
-from ensbridge.utils.text import one_line
+from ensbridge.data.examples import ImageSet
+from ensbridge.data.sources import Read, damage_named
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 _HEADER, _MATRIX, _COMPRESSED = 128, 14, 15  # bytes; types of an element
@@ -46,21 +45,17 @@ def _part(content: bytes, where: str) -> ImageSet:
 
 
 def read_mat(content: bytes, where: str) -> dict[str, np.ndarray]:
-    """The arrays of numbers in a file of MATLAB's format 5, by name."""
-    try:
+    """The numeric arrays in a file of MATLAB's format 5, by name."""
+    arrays = {}
+    with damage_named(where, "no file of MATLAB"):
         if content[124:128] != b"\x00\x01IM":
             raise ValueError("it does not begin as one of format 5, little-endian, does")
-        arrays = {}
         for kind, data in _elements(memoryview(content)[_HEADER:]):
             if kind == _COMPRESSED:
                 ((kind, data),) = _elements(memoryview(_unpacked(data, where)))
             if kind == _MATRIX and (named := _array(data)) is not None:
                 arrays[named[0]] = named[1]
-        return arrays
-    except (ValueError, struct.error, zlib.error, IndexError) as error:
-        raise ValueError(
-            f"{where} is cut short or no file of MATLAB ({one_line(error)}); get it again"
-        ) from error
+    return arrays
 
 
 def _unpacked(data: memoryview, where: str) -> bytes:

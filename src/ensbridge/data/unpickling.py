@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ensbridge.data.checks import few
-from ensbridge.utils.text import one_line
+from ensbridge.data.sources import damage_named
 
 MOST_INSTRUCTIONS = 2 * 10**6  # of one file, 200 bytes each at most; official ones have fewer than a million
 _DEEPEST = 4  # a dictionary of lists of strings has 3
@@ -36,16 +36,13 @@ def read_pickle(content: bytes, where: str) -> dict[str, Any]:
     Traceback (most recent call last):
     ValueError: test_batch asks for 'builtins.len', so it was not read; get it from its official source
     """
-    try:
-        value = _plain(_Machine(content).run())
-    except _Refused as error:
-        raise ValueError(f"{where} {error}, so it was not read; get it from its official source") from error
-    except MemoryError as error:
-        raise ValueError(
-            f"{where} needs more memory than there is; free some, or get the file again"
-        ) from error
-    except Exception as error:  # a damaged stream fails in any way it likes
-        raise ValueError(f"{where} is cut short or damaged ({one_line(error)}); get it again") from error
+    with damage_named(where):
+        try:
+            value: Any = _plain(_Machine(content).run())
+        except _Refused as error:
+            value = error
+    if isinstance(value, _Refused):
+        raise ValueError(f"{where} {value}, so it was not read; get it from its official source")
     if not isinstance(value, dict):
         raise ValueError(f"{where} holds a {type(value).__name__}, not a dictionary; get it again")
     return {key if isinstance(key, str) else key.decode("latin1"): item for key, item in value.items()}
