@@ -1,4 +1,4 @@
-"""Examples in memory: images, or whatever else classifiers are called with."""
+"""Examples in memory: images, or other inputs of classifiers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Kind = TypeVar("Kind", bound=Inputs)
 
 
 class AbstractExamples(ABC, Generic[Kind]):
-    """Inputs of a classifier with labels (N,) where they are known, and batches of both."""
+    """Inputs of a classifier, with labels (N,) where they are known, and their batches."""
 
-    inputs: Kind  # what the classifiers are called with, for all examples
+    inputs: Kind  # of all examples
     labels: Tensor | None
 
     @abstractmethod
     def with_parts(self, inputs: Kind, labels: Tensor | None) -> Self:
-        """Examples of this kind."""
+        """A set of the same class with these inputs and labels."""
 
     def __len__(self) -> int:
         return count_rows(self.inputs)
 
     @property
     def device(self) -> torch.device:
-        """Where the examples are."""
+        """The device of the examples."""
         return tensors_of(self.inputs)[0].device
 
     @property
@@ -53,11 +53,11 @@ class AbstractExamples(ABC, Generic[Kind]):
         return self._map(lambda tensor: tensor[indices])
 
     def first(self, count: int) -> Self:
-        """The first few examples, or all where there are fewer."""
+        """The first `count` examples, or all where there are fewer."""
         return self._map(lambda tensor: tensor[:count])
 
     def without_labels(self) -> Self:
-        """The inputs alone."""
+        """The same examples without labels."""
         return self.with_parts(self.inputs, None)
 
     def batch(self, indices: Tensor) -> tuple[Kind, Tensor | None]:
@@ -71,7 +71,7 @@ class AbstractExamples(ABC, Generic[Kind]):
             yield self.batch(torch.arange(start, min(start + size, len(self)), device=self.device))
 
     def fingerprint(self) -> str:
-        """A short digest of shapes, values and labels, by which a run knows its data again."""
+        """A short digest of shapes, values and labels, which identifies the data of a run."""
         digest = hashlib.sha256()
         if isinstance(self.inputs, Mapping):
             digest.update(repr(list(self.inputs)).encode())
@@ -90,8 +90,8 @@ class AbstractExamples(ABC, Generic[Kind]):
 class ImageSet(AbstractExamples[Tensor]):
     """Images (N, C, H, W), floats in [0, 1] or uint8, with labels (N,) where they are known.
 
-    uint8 images stay so in memory and become floats in [0, 1] a batch at a time. Labels of any integers
-    become int64.
+    uint8 images stay uint8 in memory and become floats in [0, 1] a batch at a time. Labels of any integer
+    type become int64.
 
     >>> labels = torch.tensor([0, 1, 0, 1], dtype=torch.int32)
     >>> data = ImageSet(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), labels)
@@ -121,7 +121,7 @@ class ImageSet(AbstractExamples[Tensor]):
         return self.images
 
     def with_parts(self, inputs: Tensor, labels: Tensor | None) -> ImageSet:
-        """Other images."""
+        """A set of these images and labels."""
         return ImageSet(inputs, labels)
 
 
@@ -158,7 +158,7 @@ class Examples(AbstractExamples[Inputs]):
             object.__setattr__(self, "labels", _checked_labels(self.labels, len(tensors[0]), "examples"))
 
     def with_parts(self, inputs: Inputs, labels: Tensor | None) -> Examples:
-        """Other inputs."""
+        """A set of these inputs and labels."""
         return Examples(inputs, labels)
 
 
@@ -177,20 +177,20 @@ def examples_of(inputs: Inputs, labels: Tensor | None = None) -> ExampleSet:
 
 
 def _check_finite(tensor: Tensor, name: str) -> None:
-    # Whatever is not finite shows in the extremes, which take no memory to find.
+    # NaN and infinity show in the extremes, which take no memory to find.
     if tensor.is_floating_point() and not torch.stack(tensor.aminmax()).isfinite().all():
         raise ValueError(f"{name} hold NaN or infinite values; clean the data before it is used")
 
 
 def check_storage(tensor: Tensor, name: str) -> None:
-    """Refuse tensors whose values cannot be looked up."""
+    """Refuse meta, nested and sparse tensors."""
     if tensor.is_meta:
         raise ValueError(
             f"{name} are on the device 'meta', which has no values; give them on the CPU or a GPU"
         )
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise ValueError(f"{name} are a {kind} tensor; give them as a dense one, such as by .to_dense()")
+        raise ValueError(f"{name} are a {kind} tensor; convert it, such as by .to_dense()")
 
 
 def _checked_labels(labels: Tensor, count: int, kind: str) -> Tensor:
@@ -206,7 +206,7 @@ def _checked_labels(labels: Tensor, count: int, kind: str) -> Tensor:
 
 
 def as_int64(labels: Tensor) -> Tensor:
-    """Integers as int64; what is none stays as it is."""
+    """Integer labels as int64; others unchanged."""
     check_storage(labels, "labels")
     integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     return labels.long() if integers else labels

