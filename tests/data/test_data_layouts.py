@@ -86,7 +86,7 @@ def batch(**changes: Any) -> bytes:
         (batch()[:5000], "damaged"),
         (b"cos\nsystem\n(tR.", r"'os\.system'"),
         (batch(data=_sets.pixels(9, 3072)), r"data.*\(9, 3072\).*\(10, 3072\)"),
-        (batch(data=[1, 2]), r"data.*no array.*\(10, 3072\)"),
+        (batch(data=[1, 2]), r"data.*not an array.*\(10, 3072\)"),
         (batch(data=_sets.pixels(10, 3072).astype(np.int32)), r"images.*int32.*uint8"),
         (batch(labels=[0] * 9), "10 images and 9 labels"),
         (batch(labels=[0] * 9 + [10]), r"label 10.*0 to 9"),

@@ -11,6 +11,7 @@ import math
 import pickletools
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,15 +65,6 @@ def read_batch(
     return batch
 
 
-class _Name:
-    """An allowed function, by its name."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
 class _Type:
     """A dtype as NumPy pickles it: a code such as u1, then its byte order."""
 
@@ -108,6 +100,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.functions = {name: partial(function, self) for name, function in _ALLOWED.items()}
         self.to_encode = len(content)  # characters: an honest file encodes each string once
 
     def run(self) -> Any:
@@ -169,16 +162,16 @@ class _Machine:
         """Push an allowed function."""
         asked = f"{module}.{name}"
         known = asked.replace("numpy.core.", "numpy._core.")  # NumPy 1 and 2
-        if known not in _ALLOWED:
+        if known not in self.functions:
             raise _Refused(f"asks for {asked[:80]!a}")
-        self.push(_Name(known))
+        self.push(self.functions[known])
 
     def call(self) -> None:
         """Replace an allowed function and its arguments by its result."""
         function, arguments = self.pop(2)
-        if not isinstance(function, _Name) or not isinstance(arguments, tuple):
+        if not isinstance(function, partial) or not isinstance(arguments, tuple):
             raise _Refused("calls something that is no function")
-        self.push(_ALLOWED[function.name](self, *arguments))
+        self.push(function(*arguments))
 
     def build(self) -> None:
         """Set the state of the dtype or array below it on the stack."""
@@ -187,12 +180,12 @@ class _Machine:
             value.build(state)
         elif isinstance(value, _Array):
             _, shape, kind, fortran, raw = state
-            value.array = self.array(raw, kind, shape, "F" if fortran else "C").array
+            value.array = self.array(raw, kind, shape, "F" if fortran else "C")
         else:
             raise _Refused("changes a function")
         self.push(value)
 
-    def array(self, raw: object, kind: object, shape: object, order: object, *_: object) -> _Array:
+    def array(self, raw: object, kind: object, shape: object, order: object) -> np.ndarray:
         """An array of raw bytes, whose number must match the shape."""
         if not isinstance(kind, _Type):
             raise _Refused("has an array without a type")
@@ -205,12 +198,10 @@ class _Machine:
             raise _Refused("has an array of an impossible shape")
         if math.prod(sizes) * kind.dtype.itemsize != len(raw):
             raise _Refused(f"has {len(raw):,} bytes for an array of shape {sizes}")
-        return _Array(np.frombuffer(raw, kind.dtype).reshape(sizes, order="F" if order == "F" else "C"))
+        return np.frombuffer(raw, kind.dtype).reshape(sizes, order="F" if order == "F" else "C")
 
     def scalar(self, kind: object, raw: object) -> int | float | bool:
-        array = self.array(raw, kind, (1,), "C").array
-        assert array is not None
-        return array[0].item()
+        return self.array(raw, kind, (1,), "C")[0].item()
 
     def encode(self, text: str, codec: object = "latin1") -> bytes:
         """Text as bytes, within a budget, since each result takes memory of its own."""
@@ -271,7 +262,7 @@ _ALLOWED: dict[str, Callable[..., Any]] = {
     "numpy.dtype": lambda _, *arguments: _Type(*arguments),
     "numpy._core.multiarray._reconstruct": lambda _, *arguments: _Array(),
     "numpy._core.multiarray.scalar": _Machine.scalar,
-    "numpy._core.numeric._frombuffer": _Machine.array,
+    "numpy._core.numeric._frombuffer": lambda machine, *arguments: _Array(machine.array(*arguments[:4])),
     "_codecs.encode": _Machine.encode,  # how Python 3 writes bytes for Python 2,
     "__builtin__.bytes": lambda _: b"",  # and none
 }
