@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,22 +13,17 @@ from torch import Tensor
 from ensbridge.utils.inputs import Inputs, as_floats, count_rows, map_inputs, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import Self
 
-Kind = TypeVar("Kind", bound=Inputs)
 
+class AbstractExamples:
+    """Inputs of a classifier, with labels (N,) where they are known, and their batches.
 
-class AbstractExamples(ABC, Generic[Kind]):
-    """Inputs of a classifier, with labels (N,) where they are known, and their batches."""
+    Subclasses are dataclasses whose first field holds the inputs.
+    """
 
-    inputs: Kind  # of all examples
+    inputs: Any  # of all examples
     labels: Tensor | None
-
-    @abstractmethod
-    def with_parts(self, inputs: Kind, labels: Tensor | None) -> Self:
-        """A set of the same class with these inputs and labels."""
 
     def __len__(self) -> int:
         return count_rows(self.inputs)
@@ -58,14 +52,14 @@ class AbstractExamples(ABC, Generic[Kind]):
 
     def without_labels(self) -> Self:
         """The same examples without labels."""
-        return self.with_parts(self.inputs, None)
+        return replace(self, labels=None)  # type: ignore[type-var]
 
-    def batch(self, indices: Tensor) -> tuple[Kind, Tensor | None]:
+    def batch(self, indices: Tensor) -> tuple[Any, Tensor | None]:
         """The inputs at `indices`, uint8 images as floats, with their labels."""
-        inputs = cast(Kind, map_inputs(lambda tensor: as_floats(tensor[indices]), self.inputs))
+        inputs = map_inputs(lambda tensor: as_floats(tensor[indices]), self.inputs)
         return inputs, None if self.labels is None else self.labels[indices]
 
-    def batches(self, size: int) -> Iterator[tuple[Kind, Tensor | None]]:
+    def batches(self, size: int) -> Iterator[tuple[Any, Tensor | None]]:
         """Every example once, in order."""
         for start in range(0, len(self), size):
             yield self.batch(torch.arange(start, min(start + size, len(self)), device=self.device))
@@ -82,12 +76,12 @@ class AbstractExamples(ABC, Generic[Kind]):
         return digest.hexdigest()[:16]
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        inputs = cast(Kind, map_inputs(function, self.inputs))
-        return self.with_parts(inputs, None if self.labels is None else function(self.labels))
+        labels = None if self.labels is None else function(self.labels)
+        return type(self)(map_inputs(function, self.inputs), labels)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)
-class ImageSet(AbstractExamples[Tensor]):
+class ImageSet(AbstractExamples):
     """Images (N, C, H, W), floats in [0, 1] or uint8, with labels (N,) where they are known.
 
     uint8 images stay uint8 in memory and become floats in [0, 1] a batch at a time. Labels of any integer
@@ -120,13 +114,9 @@ class ImageSet(AbstractExamples[Tensor]):
         """The images."""
         return self.images
 
-    def with_parts(self, inputs: Tensor, labels: Tensor | None) -> ImageSet:
-        """A set of these images and labels."""
-        return ImageSet(inputs, labels)
-
 
 @dataclass(frozen=True)
-class Examples(AbstractExamples[Inputs]):
+class Examples(AbstractExamples):
     """Inputs of any kind, N examples each, with labels (N,) where they are known.
 
     `inputs` is a tensor, such as rows of a table (N, D) or tokens (N, L), or a tuple or mapping of tensors:
@@ -156,10 +146,6 @@ class Examples(AbstractExamples[Inputs]):
             _check_finite(tensor, name)
         if self.labels is not None:
             object.__setattr__(self, "labels", _checked_labels(self.labels, len(tensors[0]), "examples"))
-
-    def with_parts(self, inputs: Inputs, labels: Tensor | None) -> Examples:
-        """A set of these inputs and labels."""
-        return Examples(inputs, labels)
 
 
 ExampleSet: TypeAlias = ImageSet | Examples
