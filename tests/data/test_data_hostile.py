@@ -86,10 +86,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 def test_no_pipe_is_read(reader: str, tmp_path: Path) -> None:
     name, read = READERS[reader]
     _sets.write(tmp_path, {"labels.npy": b""})
-    with (
-        pipe(tmp_path / name),
-        pytest.raises(ValueError, match=r"not a regular file|missing"),
-    ):
+    with pipe(tmp_path / name), pytest.raises(ValueError, match=r"not a regular file|missing"):
         read(tmp_path / name)
 
 

@@ -102,10 +102,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         ({"train_labels": np.arange(50) - 1}, r"train.*label -1"),
         ({"train_labels": np.arange(50) // 10}, r"class by class.*validation"),
         ({"test_labels": np.full(10, 12)}, r"label 12 in test_labels.*\b9\b"),
-        (
-            {"test_images": np.zeros((10, 28, 28, 3), np.uint8)},
-            r"\(3, 32, 32\).*test.*\(3, 28, 28\)",
-        ),
+        ({"test_images": np.zeros((10, 28, 28, 3), np.uint8)}, r"\(3, 32, 32\).*test.*\(3, 28, 28\)"),
         ({"val_images": np.zeros((2, 32, 32, 3), np.uint8)}, "val_images and val_labels"),
         ({"train_labels": np.array([{}] * 50, object)}, "plain arrays"),
     ],

@@ -101,10 +101,7 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "names": (b"}U\x01xcnumpy\ndtype\ns.", "no array"),
         "ndarray": (b"cnumpy\nndarray\n(I9\ntR.", "makes an array"),
         "unfinished": (b"}U\x01x" + array + b"s.", "no array"),
-        "too long": (
-            b"}U\x01x" + array + b"(K\x01(J\xff\xff\xff\x7ft" + raw + b"\x89U\x01atbs.",
-            "1 bytes",
-        ),
+        "too long": (b"}U\x01x" + array + b"(K\x01(J\xff\xff\xff\x7ft" + raw + b"\x89U\x01atbs.", "1 bytes"),
         "negative": (
             b"}U\x01x" + array + b"(K\x01(J\xff\xff\xff\xfft" + raw + b"\x89U\x01atbs.",
             "impossible shape",

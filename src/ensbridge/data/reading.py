@@ -56,15 +56,13 @@ def find(known: DatasetInfo, root: Path) -> Path | None:
 
 def open_path(path: Path, stage: Stage = silent) -> Splits:
     """The set in an `.npz` or in a folder of any layout."""
-    if path.is_dir():
-        layout = layout_of(path)
-        read = read_image_folder if layout is None else layout.read
-    elif path.suffix == ".npz":
-        return read_npz(path)
-    else:
+    layout = layout_of(path)
+    if not path.is_dir() and path.suffix != ".npz":
         raise ValueError(f"{path} is not an .npz; give one, or a folder in a known layout")
     try:
-        return read(path, stage)
+        if not path.is_dir():
+            return read_npz(path)
+        return read_image_folder(path, stage) if layout is None else layout.read(path, stage)
     except MemoryError as error:
         raise ValueError(
             f"{path} needs more memory than there is ({one_line(error)}); free some, or give a smaller set"

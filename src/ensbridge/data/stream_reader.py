@@ -206,12 +206,7 @@ class LoaderReader(AbstractReader):
 
 
 def open_reader(
-    stream: Stream,
-    rows: slice,
-    seed: Seed,
-    indices: Callable[[int], Tensor],
-    part: int = 0,
-    parts: int = 1,
+    stream: Stream, rows: slice, seed: Seed, indices: Callable[[int], Tensor], part: int = 0, parts: int = 1
 ) -> AbstractReader:
     """A reader of this process's `rows` of each batch; `indices` orders the examples of a Dataset."""
     count = rows.stop - rows.start
