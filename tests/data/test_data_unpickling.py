@@ -211,14 +211,3 @@ def test_a_pickle_that_is_cut_anywhere_is_refused(content: bytes) -> None:
     for end in range(len(content)):
         with pytest.raises(ValueError, match=r"^data_batch_1 .*damaged"):
             read_pickle(content[:end], "data_batch_1")
-
-
-def test_a_damaged_pickle_gives_data_or_a_sentence() -> None:
-    content, draws = bytearray(_sets.python2(BATCH)), _sets.draws()
-    for place in range(len(content)):
-        damaged = bytearray(content)
-        damaged[place] = draws.integers(256)
-        try:
-            assert isinstance(read_pickle(bytes(damaged), "data_batch_1"), dict)
-        except ValueError as error:
-            assert str(error).startswith("data_batch_1 ")  # noqa: PT017

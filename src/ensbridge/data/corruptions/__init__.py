@@ -5,9 +5,9 @@ seed. The images are not bit-comparable with the published set: the random numbe
 generated textures instead of photographs.
 """
 
+from ensbridge.data.corruptions.apply import CORRUPTIONS as CORRUPTIONS
+from ensbridge.data.corruptions.apply import SEVERITIES as SEVERITIES
 from ensbridge.data.corruptions.apply import check_images as check_images
 from ensbridge.data.corruptions.apply import corrupt as corrupt
-from ensbridge.data.corruptions.constants import CORRUPTIONS as CORRUPTIONS
-from ensbridge.data.corruptions.constants import SEVERITIES as SEVERITIES
 from ensbridge.data.corruptions.write import default_folder as default_folder
 from ensbridge.data.corruptions.write import write_corrupted as write_corrupted

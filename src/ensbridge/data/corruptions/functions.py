@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from scipy import ndimage
 
-from ensbridge.data.corruptions.apply import Image
-from ensbridge.data.corruptions.constants import SIZE
+from ensbridge.data.corruptions.apply import SIZE, Image
 from ensbridge.data.corruptions.frost_texture import TEXTURES, frost_texture
 from ensbridge.data.corruptions.spatter import spatter as spatter
 

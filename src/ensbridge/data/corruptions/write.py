@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ensbridge import __version__
 from ensbridge.data.corruptions import apply
-from ensbridge.data.corruptions.constants import CORRUPTIONS, FROST, SEVERITIES, digest
+from ensbridge.data.corruptions.apply import CORRUPTIONS, FROST, SEVERITIES, digest
 from ensbridge.utils.files import locked, open_folder, read_file, read_json, write_atomically
 from ensbridge.utils.progress import Stage, silent
 

@@ -9,12 +9,13 @@ from errno import EDQUOT, ENOSPC
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ensbridge.utils.files import errors_name, nofollow, open_regular_file
 from ensbridge.utils.progress import Stage, silent
+from ensbridge.utils.text import one_line
 
 _BLOCK = 2**20
 _ATTEMPTS = 20
@@ -71,7 +72,7 @@ def _fill(url: str, part: Path, size: int, stage: Stage, timeout: float) -> None
         except (OSError, HTTPException) as error:
             if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT):
                 raise  # the disk's error, not the server's
-            cut = _reason(error)
+            cut = one_line(getattr(error, "reason", None) or error)
             if not before and not _size(part):
                 raise Unavailable(f"{host} cannot be reached ({cut})") from error
         if _size(part) == size:
@@ -131,9 +132,3 @@ def _parse_range(response: HTTPResponse, start: int) -> tuple[bool, int | None]:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _reason(error: Exception) -> str:
-    inner = error.reason if isinstance(error, URLError) else error
-    text = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
-    return " ".join(text.split())[:100] or type(inner).__name__
