@@ -112,9 +112,9 @@ class Stream:
         if not count:
             return count
         with random_from(0):
-            return count * count_rows(self.first_batch()[0])
+            return count * count_rows(self._first_batch()[0])
 
-    def first_batch(self) -> Batch:
+    def _first_batch(self) -> Batch:
         """The first entry as a batch; of a DataLoader, its first example."""
         for batch in self._probe():
             return batch
@@ -240,7 +240,7 @@ def size_of(stream: Stream) -> int | None:
     hugging_face = type(data).__module__.startswith("datasets.")
     if stream.length is None or (hugging_face and not stream.is_indexed):
         return None
-    return stream.length * bytes_of(cut(stream.first_batch(), slice(0, 1)))
+    return stream.length * bytes_of(cut(stream._first_batch(), slice(0, 1)))
 
 
 def views_differ(data: Any, name: str, labelled: bool = True) -> bool:
