@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ensbridge.data import cifar, imagenet64, tiny_imagenet
+from ensbridge.data import cifar, imagenet
 
 CIFAR10 = replace(cifar.CIFAR10, train=dict.fromkeys(cifar.CIFAR10.train, 10), test={"test_batch": 10})
 CIFAR100 = replace(cifar.CIFAR100, train={"train": 50}, test={"test": 10})
 COUNTS = (41, 9, 10)  # 9,040 of 50,000 are 9 of 50
-TINY = tiny_imagenet.TinyLayout(classes=3, per_class=5, validation=2, test=4, size=8)
-IMAGENET = imagenet64.ImageNetLayout(train=40, test=6, classes=3, validation=2, size=8)
+TINY = imagenet.TinyLayout(classes=3, per_class=5, validation=2, test=4, size=8)
+IMAGENET = imagenet.ImageNetLayout(train=40, test=6, classes=3, validation=2, size=8)
 
 
 def draws(seed: int = 0) -> np.random.Generator:

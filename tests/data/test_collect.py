@@ -143,10 +143,7 @@ PICTURES = r"train.*PIL.*transform"
         ([()], r"entry 0 of train.*tuple.*tensor"),
         ([(IMAGES, LABELS), (IMAGES, "cat")], r"entry 1 of train.*labels.*'cat'"),
         (np.array([{}]), "object"),
-        (
-            [{"path": "cat.png", "pixels": IMAGES}],
-            r"entry 0 of train.*path, pixels",
-        ),
+        ([{"path": "cat.png", "pixels": IMAGES}], r"entry 0 of train.*path, pixels"),
         (Items(picture), PICTURES),
         ([Image.new("L", (8, 8))], PICTURES),
         ([{"image": Image.new("L", (8, 8)), "label": 3}], PICTURES),

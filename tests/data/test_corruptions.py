@@ -14,8 +14,7 @@ import pytest
 import _corruptions as slow
 import ensbridge
 from ensbridge.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from ensbridge.data.corruptions.apply import corruption, generator
-from ensbridge.data.corruptions.constants import CONSTANTS
+from ensbridge.data.corruptions.apply import CONSTANTS, corruption, generator
 from ensbridge.data.corruptions.frost_texture import TEXTURES, frost_texture
 from ensbridge.data.corruptions.spatter import edges, relief
 

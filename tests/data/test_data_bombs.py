@@ -16,9 +16,8 @@ import _sets
 from _limits import outcome
 from ensbridge.data import arrays, checks, read_corrupted, read_npz
 from ensbridge.data.cifar import read_cifar
-from ensbridge.data.imagenet64 import read_imagenet64
+from ensbridge.data.imagenet import read_imagenet64, read_tiny_imagenet
 from ensbridge.data.sources import from_folder
-from ensbridge.data.tiny_imagenet import read_tiny_imagenet
 
 ARRAYS = _sets.arrays_of(_sets.cifar_files())
 
@@ -179,9 +178,9 @@ def batch(**changes: bytes) -> bytes:
         ({"labels": b"](" + b"}" * 10 + b"e"}, r"dict.*labels"),
         ({"labels": b"](" + (b"\x8a\x0a" + b"1" * 10) * 10 + b"e"}, r"labels.*object"),
         ({"labels": b"](" + (b"\x8a\x09" + b"\xff" * 8 + b"\x00") * 10 + b"e"}, "label -1"),
-        ({"data": b"](" + (b"](" + b"K\x00" * 3072 + b"e") * 10 + b"e"}, r"data.*no array"),
-        ({"data": b"K\x05"}, r"data.*no array"),
-        ({"batch_label": b"](K\x00e", "data": b"N"}, r"data.*no array"),
+        ({"data": b"](" + (b"](" + b"K\x00" * 3072 + b"e") * 10 + b"e"}, r"data.*not an array"),
+        ({"data": b"K\x05"}, r"data.*not an array"),
+        ({"batch_label": b"](K\x00e", "data": b"N"}, r"data.*not an array"),
     ],
 )
 def test_odd_batches_are_a_sentence(changes: dict[str, bytes], named: str, tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def test_odd_batches_are_a_sentence(changes: dict[str, bytes], named: str, tmp_p
         read_imagenet64(from_folder(tmp_path / "imagenet"), tmp_path / "imagenet", layout=_sets.IMAGENET)
 
 
-@pytest.mark.parametrize(("key", "named"), [("data", "no array"), ("labels", "list")])
+@pytest.mark.parametrize(("key", "named"), [("data", "not an array"), ("labels", "list")])
 def test_a_list_of_one_list_over_and_over_is_not_made_an_array(key: str, named: str, tmp_path: Path) -> None:
     """A billion numbers from a file of 6 kB."""
     inner = b"]q\x00(" + b"K\x00" * 1000 + b"e"

@@ -62,10 +62,7 @@ def test_an_image_folder_is_read_and_missing_parts_are_held_out(
     ("change", "named"),
     [
         ({"train/dog/001.png": b"\x89PNG"}, r"dog/001\.png.*PNG, JPEG, BMP, WEBP, PPM"),
-        (
-            {"train/dog/001.png": _sets.picture(np.zeros((4, 6, 3), np.uint8))},
-            r"001\.png.*6×4.*000\.PNG.*5×4",
-        ),
+        ({"train/dog/001.png": _sets.picture(np.zeros((4, 6, 3), np.uint8))}, r"001\.png.*6×4.*5×4"),
         ({"val/cow/0.png": b""}, r"val/cow.*cat, dog"),
         ({"train/cow/readme.txt": b""}, r"train/cow.*no images"),
         ({"train/cow/0.png": _sets.picture(np.zeros((4, 5, 3), np.uint8))}, r"\bcow\b.*too few"),

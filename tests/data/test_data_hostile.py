@@ -86,10 +86,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 def test_no_pipe_is_read(reader: str, tmp_path: Path) -> None:
     name, read = READERS[reader]
     _sets.write(tmp_path, {"labels.npy": b""})
-    with (
-        pipe(tmp_path / name),
-        pytest.raises(ValueError, match=r"not a regular file|missing"),
-    ):
+    with pipe(tmp_path / name), pytest.raises(ValueError, match=r"not a regular file|missing"):
         read(tmp_path / name)
 
 
@@ -111,8 +108,8 @@ def test_no_pipe_is_read_among_images_nor_beside_arrays(tmp_path: Path) -> None:
 def test_a_pipe_is_listed_as_one(tmp_path: Path) -> None:
     with pipe(tmp_path / "mine.npz"):
         found = list_sets(tmp_path)[-1]
-    assert (found.name, found.sound) == ("mine.npz", False)
-    assert "not a regular file" in found.words
+    assert (found.name, found.valid) == ("mine.npz", False)
+    assert "not a regular file" in found.description
 
 
 def test_a_link_to_a_device_among_images_is_named(tmp_path: Path) -> None:

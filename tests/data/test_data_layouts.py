@@ -12,18 +12,10 @@ import pytest
 import torch
 
 import _sets
-from ensbridge.data import (
-    CIFAR10_CLASSES,
-    CIFAR100_CLASSES,
-    ImageSet,
-    Splits,
-    corruptions_in,
-    read_corrupted,
-)
+from ensbridge.data import CIFAR10_CLASSES, CIFAR100_CLASSES, ImageSet, Splits, corruptions_in, read_corrupted
 from ensbridge.data.cifar import CifarLayout, read_cifar
-from ensbridge.data.imagenet64 import read_imagenet64
+from ensbridge.data.imagenet import read_imagenet64, read_tiny_imagenet
 from ensbridge.data.sources import from_folder, from_tar
-from ensbridge.data.tiny_imagenet import read_tiny_imagenet
 
 
 def sizes(splits: Splits) -> tuple[int, ...]:
@@ -87,7 +79,7 @@ def batch(**changes: Any) -> bytes:
         (batch()[:5000], "damaged"),
         (b"cos\nsystem\n(tR.", r"'os\.system'"),
         (batch(data=_sets.pixels(9, 3072)), r"data.*\(9, 3072\).*\(10, 3072\)"),
-        (batch(data=[1, 2]), r"data.*no array.*\(10, 3072\)"),
+        (batch(data=[1, 2]), r"data.*not an array.*\(10, 3072\)"),
         (batch(data=_sets.pixels(10, 3072).astype(np.int32)), r"images.*int32.*uint8"),
         (batch(labels=[0] * 9), "10 images and 9 labels"),
         (batch(labels=[0] * 9 + [10]), r"label 10.*0 to 9"),
@@ -168,11 +160,7 @@ def spoil(name: str, array: np.ndarray) -> Callable[[Path], None]:
         (lambda folder: None, 6, "severity 6"),
         (lambda folder: (folder / "fog.npy").unlink(), 1, r"fog\.npy.*missing"),
         (lambda folder: (folder / "labels.npy").unlink(), 1, r"labels\.npy.*missing"),
-        (
-            lambda folder: (folder / "fog.npy").write_bytes(b"\x93NUMPY"),
-            1,
-            r"fog\.npy.*cut short",
-        ),
+        (lambda folder: (folder / "fog.npy").write_bytes(b"\x93NUMPY"), 1, r"fog\.npy.*cut short"),
         (spoil("fog.npy", np.array([{}], object)), 1, r"fog\.npy.*cut short"),
         (spoil("fog.npy", np.zeros((9, 4, 4, 3), np.uint8)), 1, r"fog\.npy.*\(9, 4, 4, 3\)"),
         (spoil("fog.npy", np.zeros((10, 4, 4, 3), np.float32)), 1, r"fog\.npy.*float32"),
@@ -287,25 +275,13 @@ def test_imagenet64_holds_out_each_class_also_where_they_lie_one_after_another(t
     [
         ("train_data_batch_7", None, r"train_data_batch_7.*missing"),
         ("val_data", None, r"val_data.*missing"),
-        (
-            "train_data_batch_7",
-            {"data": _sets.pixels(4, 191)},
-            r"data.*\(4, 191\).*192",
-        ),
+        ("train_data_batch_7", {"data": _sets.pixels(4, 191)}, r"data.*\(4, 191\).*192"),
         ("train_data_batch_7", {"labels": [0, 1, 2, 3]}, r"labels.*0 to 3.*1 to 3"),
         ("train_data_batch_7", {"labels": [1, 2, 3, 4]}, r"labels.*1 to 4"),
         ("train_data_batch_7", {"labels": [1, 2]}, r"train_data_batch_7.*4 images and 2 labels"),
-        (
-            "train_data_batch_7",
-            {"data": _sets.pixels(1, 192), "labels": [1]},
-            r"\b37\b.*\b40\b",
-        ),
+        ("train_data_batch_7", {"data": _sets.pixels(1, 192), "labels": [1]}, r"\b37\b.*\b40\b"),
         ("train_data_batch_10", {"data": _sets.pixels(5, 192), "labels": [1] * 5}, r"\b41\b"),
-        (
-            "val_data",
-            {"data": _sets.pixels(5, 192), "labels": [1] * 5},
-            r"val_data.*5 images.*\b6\b",
-        ),
+        ("val_data", {"data": _sets.pixels(5, 192), "labels": [1] * 5}, r"val_data.*5 images.*\b6\b"),
     ],
 )
 def test_a_bad_file_of_imagenet64_is_named(

@@ -102,10 +102,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         ({"train_labels": np.arange(50) - 1}, r"train.*label -1"),
         ({"train_labels": np.arange(50) // 10}, r"class by class.*validation"),
         ({"test_labels": np.full(10, 12)}, r"label 12 in test_labels.*\b9\b"),
-        (
-            {"test_images": np.zeros((10, 28, 28, 3), np.uint8)},
-            r"\(3, 32, 32\).*test.*\(3, 28, 28\)",
-        ),
+        ({"test_images": np.zeros((10, 28, 28, 3), np.uint8)}, r"\(3, 32, 32\).*test.*\(3, 28, 28\)"),
         ({"val_images": np.zeros((2, 32, 32, 3), np.uint8)}, "val_images and val_labels"),
         ({"train_labels": np.array([{}] * 50, object)}, "plain arrays"),
     ],
@@ -303,13 +300,13 @@ def test_the_list_shows_what_is_there_and_what_is_wrong(tmp_path: Path) -> None:
         "broken.npz",
         "mine.npz",
     ]
-    assert found["cifar10"].words == "CIFAR-10's batches"
-    assert found["cifar100"].words.endswith(f"ensbridge data get cifar100 --root {tmp_path}")
-    assert found["mine.npz"].words == "50 train + 10 test images, 0 MB"
-    assert [each.name for each in found.values() if not each.sound] == ["broken.npz"]
+    assert found["cifar10"].description == "CIFAR-10's batches"
+    assert found["cifar100"].description.endswith(f"ensbridge data get cifar100 --root {tmp_path}")
+    assert found["mine.npz"].description == "50 train + 10 test images, 0 MB"
+    assert [each.name for each in found.values() if not each.valid] == ["broken.npz"]
     checked = {each.name: each for each in list_sets(tmp_path, check=True)}
-    assert "41 train + 9 val + 10 test images" in checked["cifar10"].words
-    assert checksum(open_splits(tmp_path / "mine.npz"))[:16] in checked["mine.npz"].words
+    assert "41 train + 9 val + 10 test images" in checked["cifar10"].description
+    assert checksum(open_splits(tmp_path / "mine.npz"))[:16] in checked["mine.npz"].description
 
 
 def test_the_check_tells_the_official_order_from_another(
@@ -318,8 +315,8 @@ def test_the_check_tells_the_official_order_from_another(
     splits = read_npz(save(tmp_path / "cifar10.npz"))
     known = replace(DATASETS["cifar10"], counts=_sets.COUNTS, checksum=checksum(splits))
     monkeypatch.setitem(DATASETS, "cifar10", replace(known, ordered=checksum(splits, in_order=True)))
-    assert list_sets(tmp_path, check=True)[0].words.endswith("the official order")
+    assert list_sets(tmp_path, check=True)[0].description.endswith("the official order")
     write_npz(tmp_path / "cifar10.npz", splits._replace(test=splits.test.subset(torch.arange(9, -1, -1))))
-    assert list_sets(tmp_path, check=True)[0].words.endswith("an order of its own")
+    assert list_sets(tmp_path, check=True)[0].description.endswith("another order")
     monkeypatch.setitem(DATASETS, "cifar10", replace(known, checksum="0" * 64))
-    assert not list_sets(tmp_path, check=True)[0].sound
+    assert not list_sets(tmp_path, check=True)[0].valid

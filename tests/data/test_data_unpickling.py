@@ -101,10 +101,7 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "names": (b"}U\x01xcnumpy\ndtype\ns.", "no array"),
         "ndarray": (b"cnumpy\nndarray\n(I9\ntR.", "makes an array"),
         "unfinished": (b"}U\x01x" + array + b"s.", "no array"),
-        "too long": (
-            b"}U\x01x" + array + b"(K\x01(J\xff\xff\xff\x7ft" + raw + b"\x89U\x01atbs.",
-            "1 bytes",
-        ),
+        "too long": (b"}U\x01x" + array + b"(K\x01(J\xff\xff\xff\x7ft" + raw + b"\x89U\x01atbs.", "1 bytes"),
         "negative": (
             b"}U\x01x" + array + b"(K\x01(J\xff\xff\xff\xfft" + raw + b"\x89U\x01atbs.",
             "impossible shape",
@@ -214,14 +211,3 @@ def test_a_pickle_that_is_cut_anywhere_is_refused(content: bytes) -> None:
     for end in range(len(content)):
         with pytest.raises(ValueError, match=r"^data_batch_1 .*damaged"):
             read_pickle(content[:end], "data_batch_1")
-
-
-def test_a_damaged_pickle_gives_data_or_a_sentence() -> None:
-    content, draws = bytearray(_sets.python2(BATCH)), _sets.draws()
-    for place in range(len(content)):
-        damaged = bytearray(content)
-        damaged[place] = draws.integers(256)
-        try:
-            assert isinstance(read_pickle(bytes(damaged), "data_batch_1"), dict)
-        except ValueError as error:
-            assert str(error).startswith("data_batch_1 ")  # noqa: PT017

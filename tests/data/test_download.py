@@ -25,7 +25,7 @@ import ensbridge
 from _host import Host, serving
 from ensbridge.data import DATASETS, checksum, fetch_set, open_splits, reading
 from ensbridge.data.download import get, npm
-from ensbridge.data.tiny_imagenet import read_tiny_imagenet
+from ensbridge.data.imagenet import read_tiny_imagenet
 from ensbridge.utils.files import locked
 
 FILES = _sets.cifar_files()
@@ -142,21 +142,13 @@ def test_npm_brings_the_set_where_the_host_does_not(
         (None, "exit 7", "ends with 7"),
         (None, "exit 0", "ends with 0"),
         ({"readme": b""}, "", r"package/data_batch_1\.png"),
-        (
-            {**_sets.npm_files(ARRAYS), "data_batch_2.png": b"\x89PNG"},
-            "",
-            r"data_batch_2\.png.*complete",
-        ),
+        ({**_sets.npm_files(ARRAYS), "data_batch_2.png": b"\x89PNG"}, "", r"data_batch_2\.png.*complete"),
         (
             {**_sets.npm_files(ARRAYS), "test_batch.png": _sets.picture(_sets.pixels(10, 512, 3))},
             "",
             r"test_batch\.png.*512.*1024",
         ),
-        (
-            {**_sets.npm_files(ARRAYS), "train_lables.json": b"["},
-            "",
-            r"train_lables\.json.*list",
-        ),
+        ({**_sets.npm_files(ARRAYS), "train_lables.json": b"["}, "", r"train_lables\.json.*list"),
         ({**_sets.npm_files(ARRAYS), "train_lables.json": b"[1]"}, "", "50 images and 1 labels"),
         (
             {**_sets.npm_files(ARRAYS), "train_lables.json": str(OTHER_LABELS).encode()},

@@ -1,6 +1,6 @@
 """Files with bytes changed at random: what is read is a valid set, and all else a ValueError of one line.
 
-`ENSBRIDGE_FUZZ=3000 pytest tests/test_fuzz_data.py` tries so many changes of each file, other ones each time.
+`ENSBRIDGE_FUZZ=3000 pytest tests/data/test_fuzz_data.py` tries so many changes per file, new ones each run.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 
 from ensbridge.data import ImageSet, Stream
 from ensbridge.data.stream import collect_within, load_or_stream, views_differ
-from ensbridge.data.stream_reader import AbstractReader, LoaderReader, _decoded, _encoded, open_reader
+from ensbridge.data.stream_reader import AbstractReader, LoaderReader, decode_state, encode_state, open_reader
 from ensbridge.training.config import derive_seed
 
 COUNT = 10
@@ -162,7 +161,7 @@ def test_the_same_step_is_the_same_batch_and_no_step_is_left_out() -> None:
     assert reader.read(0)[0] is reader.read(0)[0]
     assert values(reader, 1, 2) == [4, 5, 6, 7]
     assert values(reader, 1, 3) == [4, 5, 6, 7, 8, 9, 0, 1]
-    with pytest.raises(ValueError, match="batch 7 was asked for after batch 2"):
+    with pytest.raises(ValueError, match=r"batch 7 .* batch 2"):
         reader.read(7)
 
 
@@ -174,17 +173,22 @@ def test_bytes_become_floats_and_labels_come_along() -> None:
     assert labels.equal(LABELS[:4])
 
 
-def test_batches_may_be_dictionaries_and_tuples() -> None:
-    from ensbridge.data.stream import bytes_of, cut_rows, join_rows, rows_of, tensors_of
+def test_batches_may_be_dictionaries() -> None:
+    batches = [{"ids": torch.arange(6).view(3, 2), "mask": torch.ones(3, 2)}] * 2
+    ids = reader_of(batches).read(0)[0]["ids"]
+    assert ids.tolist() == [[0, 1], [2, 3], [4, 5], [0, 1]]
 
-    batch = {"ids": torch.arange(6).view(3, 2), "more": (torch.ones(3), torch.zeros(3, 1))}
-    assert rows_of(batch) == 3
-    assert bytes_of(batch) == 48 + 12 + 12
-    parts = [cut_rows(batch, slice(0, 1)), cut_rows(batch, slice(1, 3))]
-    whole = join_rows(parts, "train")
-    assert all(map(torch.equal, tensors_of(whole), tensors_of(batch)))
+
+def test_passes_of_different_shapes_are_refused() -> None:
+    class Grows(IterableDataset[Tensor]):
+        size = 1
+
+        def __iter__(self) -> Iterator[Tensor]:
+            self.size += 1
+            yield torch.ones(3, 1, self.size, self.size)
+
     with pytest.raises(ValueError, match="different shapes"):
-        join_rows([torch.ones(1, 2), torch.ones(1, 3)], "train")
+        reader_of(Grows()).read(0)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -283,7 +287,7 @@ def test_a_position_before_the_last_batch_is_kept_for_steps_that_read_ahead() ->
 
 def test_states_survive_json() -> None:
     state = {"a": [1, None, 2.5, "x"], "b": {3: b"\x00\xff"}, "c": torch.tensor([[1, 2]], dtype=torch.uint8)}
-    again = _decoded(json.loads(json.dumps(_encoded(state))))
+    again = decode_state(encode_state(state))
     assert again["c"].equal(state["c"])
     assert {key: again[key] for key in "ab"} == {key: state[key] for key in "ab"}
 

@@ -53,9 +53,9 @@ def list_(
         sets = list_sets(root, check, bars.stage)
     wide = max(len(dataset.name) for dataset in sets)
     for dataset in sets:
-        prefix = f"{dataset.path}: " if dataset.path and dataset.sound else ""
-        say(f"{dataset.name:<{wide}}  {prefix}{dataset.words}")
-    if any(not dataset.sound for dataset in sets):
+        prefix = f"{dataset.path}: " if dataset.path and dataset.valid else ""
+        say(f"{dataset.name:<{wide}}  {prefix}{dataset.description}")
+    if any(not dataset.valid for dataset in sets):
         raise SystemExit(1)
 
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ensbridge.data.examples import Examples as Examples
     from ensbridge.data.examples import ImageSet as ImageSet
     from ensbridge.data.folder import class_folders as class_folders
-    from ensbridge.data.list_datasets import list_sets as list_sets
     from ensbridge.data.loader import as_image_set as as_image_set
     from ensbridge.data.ood import OOD_SETS as OOD_SETS
     from ensbridge.data.ood import ood_images as ood_images
+    from ensbridge.data.reading import list_sets as list_sets
     from ensbridge.data.reading import open_splits as open_splits
     from ensbridge.data.stream import Stream as Stream
 
@@ -47,10 +47,9 @@ __getattr__, __dir__ = lazy_names(
         "download": "fetch_set",
         "examples": "Examples ImageSet",
         "folder": "class_folders",
-        "list_datasets": "list_sets",
         "loader": "as_image_set",
         "ood": "OOD_SETS ood_images",
-        "reading": "open_splits",
+        "reading": "list_sets open_splits",
         "stream": "Stream",
     },
 )

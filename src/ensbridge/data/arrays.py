@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from ensbridge.data.checks import channels_first, check_size, few, hold_out_last, image_set, join
 from ensbridge.data.digits import Splits
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ImageSet
 from ensbridge.data.npy import Header, read_header
+from ensbridge.data.sources import damage_named
 from ensbridge.utils.files import open_regular_file, replacing
-from ensbridge.utils.text import one_line
 
 _NEEDED = tuple(f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels"))
 _READ = (*_NEEDED, "val_images", "val_labels")
@@ -24,10 +24,10 @@ _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those that NumPy w
 
 
 def read_npz(path: Path | str) -> Splits:
-    """The set in an `.npz` of uint8 images, channels last or first, and whole-numbered labels.
+    """The set in an `.npz` of uint8 images, channels last or first, and integer labels.
 
     Without `val_images` and `val_labels`, validation is the last part of the training images in their order,
-    9,040 of 50,000; a set that lies class by class is refused, as only some classes would be in it.
+    9,040 of 50,000; a set sorted by class is refused, as validation would have only some classes.
     """
     path = Path(path)
     arrays, names = _arrays(path)
@@ -43,7 +43,7 @@ def read_npz(path: Path | str) -> Splits:
         val = _part(arrays, "val", path)
     elif len(train.labels.unique()) > 1 and bool((train.labels.diff() >= 0).all()):
         raise ValueError(
-            f"{path} has its training images class by class, so that the last ones make no validation set; "
+            f"{path} has its training images class by class, so that the last ones are no validation set; "
             "shuffle them, or add val_images and val_labels"
         )
     else:
@@ -53,7 +53,7 @@ def read_npz(path: Path | str) -> Splits:
 
 
 def read_images(path: Path | str) -> ImageSet | None:
-    """The one set of an `.npz` with `images` and, where they are known, `labels`; None where it has parts."""
+    """The images of an `.npz` with `images` and maybe `labels`; None where it has train_images and so on."""
     path = Path(path)
     if any(name in shapes_in(path) for name in _NEEDED):
         return None
@@ -81,62 +81,43 @@ def _agree(splits: Splits, path: Path) -> None:
         )
 
 
-def _arrays(path: Path, read: Sequence[str] = _READ) -> tuple[dict[str, Any], list[str]]:
-    """The arrays of a set, and the names of all that are there."""
-    with _opened(path) as (archive, stored):
-        names = _names(archive)
-        headers = {name: _header(archive, names[name], path) for name in read if name in names}
+def _arrays(path: Path, wanted: Sequence[str] = _READ) -> tuple[dict[str, Any], list[str]]:
+    """The wanted arrays that an `.npz` has, and the names of all that it has."""
+    with _opened(path) as (archive, entries, stored):
+        headers = {name: _header(archive, entries[name], path) for name in wanted if name in entries}
         check_size(sum(header.size for header in headers.values()), stored, str(path))
-        return {name: _numbers(archive, names[name], path) for name in headers}, list(names)
+        arrays = {}
+        for name in headers:
+            with _damage_named(path), archive.open(entries[name]) as file:
+                arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+        return arrays, list(entries)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
-    """The archive, and how many bytes its file has."""
+def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo], int]]:
+    """The archive, its entries by the names of their arrays, and the size of the file."""
     try:
         file = open_regular_file(path)
     except FileNotFoundError as error:
         raise ValueError(f"{path} does not exist; give an .npz") from error
     with file:
-        try:
+        with _damage_named(path):
             archive = zipfile.ZipFile(file)
-        except Exception as error:
-            raise _damaged(path, error) from error
         with archive:
-            yield archive, os.fstat(file.fileno()).st_size
+            entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            yield archive, entries, os.fstat(file.fileno()).st_size
 
 
-def _names(archive: zipfile.ZipFile) -> dict[str, str]:
-    """The arrays' names, and what their files are called in the archive."""
-    return {name.removesuffix(".npy"): name for name in archive.namelist()}
-
-
-def _header(archive: zipfile.ZipFile, name: str, path: Path) -> Header:
-    try:
-        entry = archive.getinfo(name)
+def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Header:
+    with _damage_named(path):
         if entry.compress_type not in _COMPRESSIONS:
-            raise ValueError("it is compressed in a way that NumPy does not know")
+            raise ValueError("it is compressed in a way that NumPy does not support")
         with archive.open(entry) as file:
             return read_header(file, entry.file_size)
-    except Exception as error:  # encrypted, cut or damaged ones have errors of many kinds
-        raise _damaged(path, error) from error
 
 
-def _numbers(archive: zipfile.ZipFile, name: str, path: Path) -> np.ndarray:
-    """An array whose header was checked."""
-    try:
-        with archive.open(name) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-    except MemoryError as error:
-        raise ValueError(
-            f"{path} needs more memory than there is ({one_line(error)}); free some, or give a smaller set"
-        ) from error
-    except Exception as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is cut short or no .npz of plain arrays ({one_line(error)}); write it again")
+def _damage_named(path: Path) -> AbstractContextManager[None]:
+    return damage_named(path, "no .npz of plain arrays", "write it again")
 
 
 def _part(arrays: dict[str, Any], part: str, path: Path) -> ImageSet:
@@ -148,15 +129,14 @@ def _part(arrays: dict[str, Any], part: str, path: Path) -> ImageSet:
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of a set's arrays in an `.npz`, from their headers alone."""
-    with _opened(path) as (archive, _):
-        names = _names(archive)
-        return {name: _header(archive, names[name], path).shape for name in _READ if name in names}
+    with _opened(path) as (archive, entries, _):
+        return {name: _header(archive, entries[name], path).shape for name in _READ if name in entries}
 
 
 def write_npz(path: Path, splits: Splits, validation_apart: bool = False) -> None:
-    """Write a set so that a reader, or a crash, sees the whole file or none.
+    """Write a set, atomically.
 
-    Validation is stored as the last of the training images, where `read_npz` finds it, or apart.
+    Validation is stored as the last of the training images, where `read_npz` finds it, or separately.
     """
     train = splits.train if validation_apart else join(splits[:2])
     parts = {"train": train, "test": splits.test} | ({"val": splits.val} if validation_apart else {})

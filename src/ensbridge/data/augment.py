@@ -1,4 +1,4 @@
-"""Augmentation of whole batches, on whichever device they are."""
+"""Augmentation of whole batches, on their device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ensbridge.utils.inputs import Inputs, map_inputs, tensors_of
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to a batch of training images, in this order: crop, flip, noise, mixup or cutmix.
+    """The augmentation of a batch of training images: crop, flip, noise, mixup or cutmix, in this order.
 
-    `crop` pads by so many zeros on each side and cuts the native size out at random; `flip` mirrors half of
-    the images; `noise` adds fresh Gaussian noise of that deviation; `mixup` mixes each image with another
+    `crop` pads by so many zeros on each side and crops at random to the original size; `flip` mirrors half of
+    the images; `noise` adds Gaussian noise of that standard deviation; `mixup` mixes each image with another
     of the batch, λ ~ Beta(mixup, mixup) drawn for each image; `cutmix` pastes a rectangle of another into
-    each, whose share of the area is drawn likewise; with both, each image is mixed in one of the two ways.
-    Labels are never mixed: both are for methods whose target is a teacher's answer on the mixed image.
+    each, with an area drawn likewise; with both, each image is mixed in one of the two ways. Labels are never
+    mixed: both are for methods whose target is a teacher's prediction on the mixed image.
 
     >>> images = torch.rand(4, 3, 8, 8)
     >>> Augment()(images) is images
@@ -62,11 +62,11 @@ class Augment:
 
 
 def augment_inputs(augment: Augment, inputs: Inputs, generator: torch.Generator | None = None) -> Inputs:
-    """Augment what classifiers are called with: images as they are, others as far as they can be mixed.
+    """Augment the inputs of classifiers: images fully, other inputs only by mixup.
 
-    Of inputs that are all floats, such as rows of a table or several images, each example is mixed with
-    another, with one share for all of its parts. Whole numbers, such as tokens, have nothing between them:
-    where there are any, all stays as it is.
+    Where all inputs are floats, such as rows of a table or several images, each example is mixed with
+    another, with one λ for all of its tensors. Integers, such as tokens, cannot be mixed: where there are
+    any, the inputs are returned unchanged.
 
     >>> tokens = {"input_ids": torch.arange(8).view(2, 4)}
     >>> augment_inputs(Augment(mixup=0.4), tokens) is tokens
@@ -87,7 +87,7 @@ def augment_inputs(augment: Augment, inputs: Inputs, generator: torch.Generator 
 
 
 def random_crop(images: Tensor, pad: int, generator: torch.Generator | None = None) -> Tensor:
-    """Zero-pad by `pad` on each side and cut each image's native size out at a place of its own."""
+    """Zero-pad by `pad` on each side and crop each image to its original size at a random offset."""
     count, _, height, width = images.shape
     device = images.device
     shifts = torch.randint(0, 2 * pad + 1, (2, count, 1), generator=generator, device=device)
@@ -107,7 +107,7 @@ def mixup(images: Tensor, alpha: float, generator: torch.Generator | None = None
 
 
 def cutmix(images: Tensor, alpha: float, generator: torch.Generator | None = None) -> Tensor:
-    """Each image with a rectangle of another, which has a Beta(alpha, alpha) share of the area."""
+    """Each image with a rectangle of another pasted in, whose share of the area is ~ Beta(alpha, alpha)."""
     count, _, height, width = images.shape
     side = _beta(images, alpha, generator).sqrt()  # of the rectangle, in sides of the image
     corner = torch.rand(2, count, 1, 1, 1, generator=generator, device=images.device) * (1 - side)

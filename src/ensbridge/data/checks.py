@@ -1,19 +1,21 @@
-"""Images and labels from files: checked before they become a set, held out of it, known by a checksum."""
+"""Images and labels from files: validation of their content, hold-out splits and checksums."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from ensbridge.data.digits import Splits
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ImageSet
+from ensbridge.data.image_io import decode
+from ensbridge.utils.progress import Advance
 
 CIFAR_VALIDATION = 9_040 / 50_000
-LARGEST_SET = 2**35  # bytes of all images in memory: twice ImageNet64
+LARGEST_SET = 2**35  # bytes of all images in memory, twice ImageNet64
 UNPACKED = 2**30  # bytes that a compressed set may take in memory however small its files are;
 RATIO = 100  # beyond them, at most so many times as many as its files have
 
@@ -30,7 +32,7 @@ def image_set(images: Any, labels: Any, where: str, classes: int | None = None) 
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
         kind = images.dtype if isinstance(images, np.ndarray) else f"a {type(images).__name__}"
         raise ValueError(f"{where} has images that are {kind}; they must be uint8, from 0 to 255")
-    numbers = whole_numbers(labels, where)
+    numbers = as_int64_labels(labels, where)
     if len(numbers) != len(images):
         raise ValueError(
             f"{where} has {len(images):,} images and {len(numbers):,} labels; each image needs one"
@@ -46,18 +48,38 @@ def image_set(images: Any, labels: Any, where: str, classes: int | None = None) 
     return ImageSet(torch.from_numpy(array), torch.from_numpy(numbers))
 
 
-def whole_numbers(labels: Any, where: str) -> np.ndarray:
-    """Labels as int64 in one row, also where they come as an array of one column."""
+def decode_images(
+    files: Sequence[tuple[str, Callable[[], bytes], int]],
+    size: tuple[int, int],
+    where: str,
+    advance: Advance,
+    classes: int | None = None,
+) -> ImageSet:
+    """A set of image files, each with its name, a function that reads it, and its label, all of one size."""
+    height, width = size
+    images = np.empty((len(files), 3, height, width), np.uint8)
+    for index, (name, read, _) in enumerate(files):
+        pixels = decode(read(), name)
+        if pixels.shape[:2] != size:
+            found = f"{pixels.shape[1]}×{pixels.shape[0]}"
+            raise ValueError(f"{name} is {found}; it must be {width}×{height}, as all images of {where}")
+        images[index] = pixels.transpose(2, 0, 1)
+        advance(1)
+    return image_set(images, [label for _, _, label in files], where, classes)
+
+
+def as_int64_labels(labels: Any, where: str) -> np.ndarray:
+    """Labels (N,) as int64, from a list or an array, which may have one column."""
     if not isinstance(labels, list | np.ndarray):
         raise ValueError(f"{where} has labels of type {type(labels).__name__}; they must be a list")
-    # Looked at one by one: as an array, a list or a text that is named a million times would fill memory.
+    # One by one: as an array, a list or a string that is referenced a million times would fill memory.
     for label in labels if isinstance(labels, list) else ():
         if not isinstance(label, int | np.integer):
             kind = type(label).__name__
-            raise ValueError(f"{where} has a {kind} among its labels; they must be whole numbers")
+            raise ValueError(f"{where} has a {kind} among its labels; they must be integers")
     array = np.asarray(labels)
     if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"{where} has labels that are {array.dtype}; they must be whole numbers")
+        raise ValueError(f"{where} has labels that are {array.dtype}; they must be integers")
     if array.ndim != 1 and array.shape != (array.size, 1):
         raise ValueError(f"{where} has labels of shape {array.shape}; they must be one row")
     return array.reshape(-1).astype(np.int64)
@@ -84,7 +106,7 @@ def check_size(needed: int, stored: int, where: str) -> None:
 
 
 def few(names: Iterable[str]) -> str:
-    """The names of what a file holds, as far as a sentence has room for them.
+    """The first names of what a file holds, for an error message.
 
     >>> few(["b", "a"]), few([])
     ('a, b', 'nothing')
@@ -124,16 +146,16 @@ def hold_out_last(whole: ImageSet, share: float = CIFAR_VALIDATION) -> tuple[Ima
 
 
 def join(parts: Sequence[ImageSet]) -> ImageSet:
-    """One set after the other."""
+    """Sets concatenated."""
     labels = [part.labels for part in parts if part.labels is not None]
     return ImageSet(torch.cat([part.images for part in parts]), torch.cat(labels))
 
 
 def checksum(splits: Splits, in_order: bool = False) -> str:
-    """The sha256 of a set's pixels and labels, however training and validation are cut.
+    """The sha256 of a set's pixels and labels, wherever training and validation are split.
 
-    It is the same for every order of the images unless `in_order`: the sha256 of each image with its label,
-    sorted, training and validation in one, then the test.
+    It does not depend on the order of the images unless `in_order`: it hashes the sorted sha256 of each image
+    with its label, training and validation together, then test.
 
     >>> part = ImageSet(torch.arange(24, dtype=torch.uint8).view(2, 3, 2, 2), torch.tensor([0, 1]))
     >>> turned = part.subset(torch.tensor([1, 0]))

@@ -1,4 +1,4 @@
-"""CIFAR's official batches, and CIFAR-10-C's corrupted test images.
+"""CIFAR-10's and CIFAR-100's official batches, and CIFAR-10-C's corrupted test images.
 
 The split is 40,960 / 9,040 / 10,000: validation is the last part of the 50,000, in their own order.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from ensbridge.data.checks import channels_first, hold_out_last, image_set, join
 from ensbridge.data.digits import Splits
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ImageSet
 from ensbridge.data.npy import open_npy
 from ensbridge.data.sources import Read
 from ensbridge.data.unpickling import read_batch
@@ -24,7 +24,7 @@ from ensbridge.utils.files import read_json
 
 @dataclass(frozen=True)
 class CifarLayout:
-    """The files of a layout with the number of images in each, and the key of the labels."""
+    """The files of a set with the number of images in each, and the key of the labels."""
 
     title: str
     train: Mapping[str, int]
@@ -49,7 +49,7 @@ CIFAR100 = CifarLayout("CIFAR-100", {"train": 50_000}, {"test": 10_000}, "fine_l
 
 
 def read_cifar(read: Read, layout: CifarLayout, where: Path | str) -> Splits:
-    """The set in `cifar-10-batches-py` or `cifar-100-python`, whose files `read` brings."""
+    """The set in `cifar-10-batches-py` or `cifar-100-python`, whose files `read` returns."""
     numbered = enumerate(layout.train.items(), 1)
     train = join([_batch(read, name, size, layout, where, ("train", i)) for i, (name, size) in numbered])
     ((name, size),) = layout.test.items()
@@ -61,16 +61,16 @@ def _batch(
 ) -> ImageSet:
     path = f"{where}/{name}"
     batch = read_batch(read(name), layout.labels, 3072, path, layout.title, size)
-    _is_what_its_name_says(batch.get("batch_label"), role, path)
+    _check_batch_label(batch.get("batch_label"), role, path)
     return image_set(batch["data"].reshape(size, 3, 32, 32), batch[layout.labels], path, layout.classes)
 
 
-def _is_what_its_name_says(said: Any, role: tuple[str, int], path: str) -> None:
-    """Refuse a file that says inside that it is another, as the official ones do: `training batch 2 of 5`."""
-    text = said.decode("latin1") if isinstance(said, bytes) else said if isinstance(said, str) else ""
+def _check_batch_label(label: Any, role: tuple[str, int], path: str) -> None:
+    """Refuse a renamed file: the official ones hold a label such as `training batch 2 of 5`."""
+    text = label.decode("latin1") if isinstance(label, bytes) else label if isinstance(label, str) else ""
     inside = re.match(r"(train|test)\w* batch (\d{1,3}) of", text)
     if inside and (inside[1], int(inside[2])) != role:
-        raise ValueError(f"{path} says inside that it is {text[:40]!r}; it was renamed, so get the set again")
+        raise ValueError(f"{path} is labelled {text[:40]!r} inside, so it was renamed; get the set again")
 
 
 def corruptions_in(folder: Path | str) -> tuple[str, ...]:
@@ -81,8 +81,8 @@ def corruptions_in(folder: Path | str) -> tuple[str, ...]:
 def read_corrupted(folder: Path | str, corruption: str, severity: int) -> ImageSet:
     """One corruption of the test images at one severity, from `.npy` files in CIFAR-10-C's layout.
 
-    Each file holds the whole test set once for each severity, the mildest first: 1 to 5, or those that a
-    manifest.json beside them lists. Only the part that is asked for is read.
+    Each file holds the whole test set once for each severity, the mildest first: 1 to 5, or those in the
+    manifest.json beside them. Only the requested part is read.
     """
     folder = Path(folder)
     path, beside = folder / f"{corruption}.npy", folder / "labels.npy"

@@ -1,4 +1,4 @@
-"""The sets that have a name here: where they come from, and by what they are known again."""
+"""The known data sets: their sizes, archives, checksums and class names."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ensbridge.utils.text import command
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A public set. `checksum` knows its pixels and labels in any order, `ordered` in the official one."""
+    """A public set; `checksum` is of its pixels and labels in any order, `ordered` in the official one."""
 
     name: str
     title: str
-    folder: str  # its official layout's
+    folder: str  # of its official layout
     counts: tuple[int, int, int]  # training, validation, test
     shape: tuple[int, int, int]  # of one image
     classes: int
-    url: str = ""  # of the official archive; none where it is not given out freely
-    sha256: str = ""  # of the official archive, which is read only if it is right
+    url: str = ""  # of the official archive; empty where it is not freely available
+    sha256: str = ""  # of the official archive, verified before it is read
     size: int = 0  # of the official archive, in bytes
     checksum: str = ""
     ordered: str = ""
-    by_hand: str = ""  # how to have it where it has no archive
+    by_hand: str = ""  # how to get it where there is no archive
 
     @property
     def archive(self) -> str:
@@ -34,13 +34,13 @@ class DatasetInfo:
         return self.url.rsplit("/", 1)[-1]
 
     def remedy(self, root: Path) -> str:
-        """How to have the set in a folder where it is not."""
+        """How to get the set into `root`."""
         if self.url:
             return f"to get it: {command(f'data get {self.name} --root', root)}"
         return f"{self.by_hand}, into its folder {self.folder}"
 
     def check(self, splits: Splits, where: Path | str) -> None:
-        """ValueError where the numbers of images, their shape or the labels are not this set's."""
+        """Raise ValueError unless the numbers of images, their shape and the labels are this set's."""
         counts = tuple(len(part) for part in splits)
         if counts != self.counts:
             raise ValueError(f"{where} has {_sum(counts)} images; {self.title} has {_sum(self.counts)}")
@@ -57,7 +57,7 @@ class DatasetInfo:
             )
 
     def verify(self, splits: Splits, where: Path | str, in_order: bool = False) -> None:
-        """ValueError where a pixel or a label is not this set's; with `in_order`, also where one is moved."""
+        """Raise ValueError unless all pixels and labels are this set's and, if `in_order`, their order."""
         self.check(splits, where)
         if self.checksum and checksum(splits) != self.checksum:
             raise ValueError(
@@ -150,7 +150,7 @@ def find_dataset(name: str) -> DatasetInfo:
 
 
 def default_root() -> Path:
-    """Where sets lie: the folder that the variable ENSBRIDGE_DATA names, or data/ where one works."""
+    """The folder of the sets: that of the variable ENSBRIDGE_DATA, or data/ in the working directory."""
     return Path(os.environ.get("ENSBRIDGE_DATA") or "data")
 
 
@@ -169,7 +169,7 @@ CIFAR100_CLASSES = tuple(_CIFAR100.split())
 
 
 def class_names(name: str) -> tuple[str, ...]:
-    """The names of a known set's classes in the order of their labels; numbers where files alone name them.
+    """The names of a known set's classes in the order of their labels; numbers where it has no names.
 
     >>> class_names("cifar10")[:3], class_names("tiny-imagenet")[:3]
     (('airplane', 'automobile', 'bird'), ('0', '1', '2'))

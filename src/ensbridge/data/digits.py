@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ImageSet
 from ensbridge.utils.extras import need
 
 TRAIN, VALIDATION, NOISE = 600, 200, 0.3

@@ -1,4 +1,4 @@
-"""What one entry of data holds: its inputs and its labels, whatever else is in it."""
+"""The inputs and the labels of one entry of a data set: a tensor, a tuple or a dictionary."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ensbridge.utils.inputs import Inputs
 
 IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
 LABEL_KEYS = ("label", "labels", "y", "target", "targets", "fine_label")
-LABEL_WORDS = ("label", "class", "target")  # what a key with labels is likely to hold
+LABEL_WORDS = ("label", "class", "target")  # a key that contains one of these may be that of the labels
 
 
 def split_entry(entry: Any, number: int, name: str, labelled: bool = True) -> tuple[Inputs, Any]:
-    """The inputs and the labels of an entry as they were given, whatever else is in it."""
+    """The inputs of an entry as tensors, and its labels as they were given."""
     if isinstance(entry, Mapping):
         inputs, labels = _named_parts(entry, number, name, labelled)
     else:
@@ -27,7 +27,7 @@ def split_entry(entry: Any, number: int, name: str, labelled: bool = True) -> tu
             inputs, _ = _named_parts(inputs, number, name, labelled=False)
     inputs = tuple(map(as_tensors, inputs)) if isinstance(inputs, tuple | list) else as_tensors(inputs)
     if type(inputs).__module__.startswith("PIL."):
-        raise no_tensors(name)
+        raise pil_images(name)
     if not (isinstance(inputs, Tensor | Mapping) or are_tensors(inputs)):
         raise ValueError(
             f"entry {number} of {name} is a {type(entry).__name__} that does not begin with a tensor; give "
@@ -37,32 +37,31 @@ def split_entry(entry: Any, number: int, name: str, labelled: bool = True) -> tu
 
 
 def read_labels(labels: Any, number: int, name: str) -> Tensor | None:
-    """Labels as int64, where there are some; what are no whole numbers is refused."""
+    """Labels as int64, or None; labels that are not integers are refused."""
     labels = as_tensors(labels)
-    if isinstance(labels, int | np.integer) or are_numbers(labels):
+    if isinstance(labels, int | np.integer) or are_integers(labels):
         labels = torch.tensor(labels)
     if labels is None or isinstance(labels, Tensor):
         return None if labels is None else as_int64(labels)
     first = labels[0] if isinstance(labels, tuple | list) and labels else labels
     if isinstance(first, str):
-        raise ValueError(f"entry {number} of {name}: {no_numbers(first)}")
+        raise ValueError(f"entry {number} of {name}: {string_labels(first)}")
     raise ValueError(
-        f"entry {number} of {name} has a {type(labels).__name__} as its label; give classes as whole "
-        "numbers, from 0"
+        f"entry {number} of {name} has a {type(labels).__name__} as its label; give integers from 0"
     )
 
 
 def as_tensors(data: Any) -> Any:
-    """Arrays of numpy as tensors, alone or in a pair, which may be a list and have its labels in one."""
+    """NumPy arrays as tensors, alone or in a pair of images and labels."""
     if isinstance(data, np.ndarray):
         if data.dtype.kind in "USO" and data.size and isinstance(data.flat[0], str):
-            raise ValueError(no_numbers(data.flat[0]))
+            raise ValueError(string_labels(data.flat[0]))
         if data.dtype.kind not in "biuf":
             raise ValueError(f"an array is of {data.dtype}; give images as floats or uint8, labels as int64")
         return torch.from_numpy(np.asarray(data, order="C"))
     if isinstance(data, tuple | list) and len(data) == 2:
         images, labels = (as_tensors(part) for part in data)
-        if isinstance(images, Tensor) and are_numbers(labels):
+        if isinstance(images, Tensor) and are_integers(labels):
             return images, torch.tensor(labels)
         if isinstance(images, Tensor) and isinstance(labels, Tensor) and labels.ndim <= 1:
             return images, labels
@@ -70,26 +69,26 @@ def as_tensors(data: Any) -> Any:
 
 
 def are_tensors(data: Any) -> bool:
-    """Whether this is a tuple of tensors alone."""
+    """Whether this is a tuple that holds only tensors."""
     return isinstance(data, tuple) and bool(data) and all(isinstance(part, Tensor) for part in data)
 
 
-def are_numbers(labels: Any) -> bool:
-    """Whether these are labels in a list."""
+def are_integers(labels: Any) -> bool:
+    """Whether this is a list or tuple of integers."""
     if not isinstance(labels, tuple | list) or len(labels) == 0:
         return False
     return all(isinstance(label, int | np.integer) for label in labels)
 
 
-def no_numbers(label: str) -> str:
-    """What is wrong with labels that are names of classes."""
-    return f"labels are strings such as {label[:40]!r}; give the number of each class, from 0, in their place"
+def string_labels(label: str) -> str:
+    """The message for labels that are names of classes."""
+    return f"labels are strings such as {label[:40]!r}; give the number of each class, from 0, instead"
 
 
-def no_tensors(name: str) -> ValueError:
-    """What is wrong with images that no transform has made tensors of."""
+def pil_images(name: str) -> ValueError:
+    """The error for images that were not converted to tensors."""
     return ValueError(
-        f"the images of {name} are PIL's; give its Dataset a transform that makes tensors, such as "
+        f"the images of {name} are PIL images; give its Dataset a transform that makes tensors, such as "
         "torchvision's transforms.ToTensor()"
     )
 
@@ -124,16 +123,16 @@ def _ends_with_classes(parts: list[Any]) -> bool:
 
 
 def _are_classes(first: Tensor, part: Any) -> bool:
-    """Whether a part is one whole number for each example, of which `first` has one or several."""
+    """Whether a part is one integer for each example, of which `first` has one or several."""
     if isinstance(part, Tensor):
         if part.is_floating_point() or part.is_complex() or part.dtype == torch.bool:
             return False
         return part.numel() == 1 if first.ndim == 1 else part.ndim == 0 or part.shape == first.shape[:1]
-    return isinstance(part, int | np.integer) or (are_numbers(part) and len(part) == len(first))
+    return isinstance(part, int | np.integer) or (are_integers(part) and len(part) == len(first))
 
 
 def _may_be_labels(first: Any, part: Any) -> bool:
-    """Whether a part that follows others is labels, be they right or wrong ones, and no further input."""
+    """Whether a part that follows the first is meant as labels, valid or not, rather than as an input."""
     if not isinstance(part, Tensor) or not isinstance(first, Tensor):
         return True
     if first.ndim == 1:  # one example
@@ -143,18 +142,20 @@ def _may_be_labels(first: Any, part: Any) -> bool:
 
 
 def _named_parts(entry: Mapping[str, Any], number: int, name: str, labelled: bool) -> tuple[Any, Any]:
-    """The inputs of a dictionary, images alone or all of it by name, and its labels where there are some."""
+    """The inputs of a dictionary, its images or all tensors by name, and its labels if any."""
     image, label = (next((key for key in keys if key in entry), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
     likely = [str(key) for key in entry if any(word in str(key).lower() for word in LABEL_WORDS)]
     if labelled and label is None and likely:
         raise ValueError(
-            f"entry {number} of {name} has {', '.join(likely)}, which may be its labels; call them one of "
-            f"{', '.join(LABEL_KEYS)}"
+            f"entry {number} of {name} has {', '.join(likely)}, which may be its labels; rename them to "
+            f"one of {', '.join(LABEL_KEYS)}"
         )
     labels = None if label is None else entry[label]
     if image is not None:
         return entry[image], labels
-    inputs = {str(key): _numbers(value) for key, value in entry.items() if key != label and key not in likely}
+    inputs = {
+        str(key): _as_tensor(value) for key, value in entry.items() if key != label and key not in likely
+    }
     other = [key for key, value in inputs.items() if not isinstance(value, Tensor)]
     if not inputs or len(other) == len(inputs):
         raise ValueError(
@@ -164,11 +165,11 @@ def _named_parts(entry: Mapping[str, Any], number: int, name: str, labelled: boo
     if other:
         raise ValueError(
             f"entry {number} of {name} has the keys {', '.join(map(str, entry))}, and no tensor under "
-            f"{', '.join(other)}; leave that out, since networks are called with all but the labels"
+            f"{', '.join(other)}; leave these out, since networks are called with all but the labels"
         )
     return inputs, labels
 
 
-def _numbers(value: Any) -> Any:
-    """An array, or a list of whole numbers such as tokens, as a tensor."""
-    return torch.tensor(value) if are_numbers(value) else as_tensors(value)
+def _as_tensor(value: Any) -> Any:
+    """An array, or a list of integers such as tokens, as a tensor."""
+    return torch.tensor(value) if are_integers(value) else as_tensors(value)

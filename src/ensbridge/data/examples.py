@@ -1,12 +1,11 @@
-"""Examples in memory: images, or whatever else classifiers are called with."""
+"""Examples in memory: images, or other inputs of classifiers."""
 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,29 +13,24 @@ from torch import Tensor
 from ensbridge.utils.inputs import Inputs, as_floats, count_rows, map_inputs, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import Self
 
-Kind = TypeVar("Kind", bound=Inputs)
 
+class AbstractExamples:
+    """Inputs of a classifier, with labels (N,) where they are known, and their batches.
 
-class AbstractExamples(ABC, Generic[Kind]):
-    """Inputs of a classifier with labels (N,) where they are known, and batches of both."""
+    Subclasses are dataclasses whose first field holds the inputs.
+    """
 
-    inputs: Kind  # what the classifiers are called with, for all examples
+    inputs: Any  # of all examples
     labels: Tensor | None
-
-    @abstractmethod
-    def with_parts(self, inputs: Kind, labels: Tensor | None) -> Self:
-        """Examples of this kind."""
 
     def __len__(self) -> int:
         return count_rows(self.inputs)
 
     @property
     def device(self) -> torch.device:
-        """Where the examples are."""
+        """The device of the examples."""
         return tensors_of(self.inputs)[0].device
 
     @property
@@ -53,25 +47,25 @@ class AbstractExamples(ABC, Generic[Kind]):
         return self._map(lambda tensor: tensor[indices])
 
     def first(self, count: int) -> Self:
-        """The first few examples, or all where there are fewer."""
+        """The first `count` examples, or all where there are fewer."""
         return self._map(lambda tensor: tensor[:count])
 
     def without_labels(self) -> Self:
-        """The inputs alone."""
-        return self.with_parts(self.inputs, None)
+        """The same examples without labels."""
+        return replace(self, labels=None)  # type: ignore[type-var]
 
-    def batch(self, indices: Tensor) -> tuple[Kind, Tensor | None]:
+    def batch(self, indices: Tensor) -> tuple[Any, Tensor | None]:
         """The inputs at `indices`, uint8 images as floats, with their labels."""
-        inputs = cast(Kind, map_inputs(lambda tensor: as_floats(tensor[indices]), self.inputs))
+        inputs = map_inputs(lambda tensor: as_floats(tensor[indices]), self.inputs)
         return inputs, None if self.labels is None else self.labels[indices]
 
-    def batches(self, size: int) -> Iterator[tuple[Kind, Tensor | None]]:
+    def batches(self, size: int) -> Iterator[tuple[Any, Tensor | None]]:
         """Every example once, in order."""
         for start in range(0, len(self), size):
             yield self.batch(torch.arange(start, min(start + size, len(self)), device=self.device))
 
     def fingerprint(self) -> str:
-        """A short digest of shapes, values and labels, by which a run knows its data again."""
+        """A short digest of shapes, values and labels, which identifies the data of a run."""
         digest = hashlib.sha256()
         if isinstance(self.inputs, Mapping):
             digest.update(repr(list(self.inputs)).encode())
@@ -82,16 +76,16 @@ class AbstractExamples(ABC, Generic[Kind]):
         return digest.hexdigest()[:16]
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        inputs = cast(Kind, map_inputs(function, self.inputs))
-        return self.with_parts(inputs, None if self.labels is None else function(self.labels))
+        labels = None if self.labels is None else function(self.labels)
+        return type(self)(map_inputs(function, self.inputs), labels)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)
-class ImageSet(AbstractExamples[Tensor]):
+class ImageSet(AbstractExamples):
     """Images (N, C, H, W), floats in [0, 1] or uint8, with labels (N,) where they are known.
 
-    uint8 images stay so in memory and become floats in [0, 1] a batch at a time. Labels of any integers
-    become int64.
+    uint8 images stay uint8 in memory and become floats in [0, 1] a batch at a time. Labels of any integer
+    type become int64.
 
     >>> labels = torch.tensor([0, 1, 0, 1], dtype=torch.int32)
     >>> data = ImageSet(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), labels)
@@ -120,13 +114,9 @@ class ImageSet(AbstractExamples[Tensor]):
         """The images."""
         return self.images
 
-    def with_parts(self, inputs: Tensor, labels: Tensor | None) -> ImageSet:
-        """Other images."""
-        return ImageSet(inputs, labels)
-
 
 @dataclass(frozen=True)
-class Examples(AbstractExamples[Inputs]):
+class Examples(AbstractExamples):
     """Inputs of any kind, N examples each, with labels (N,) where they are known.
 
     `inputs` is a tensor, such as rows of a table (N, D) or tokens (N, L), or a tuple or mapping of tensors:
@@ -157,10 +147,6 @@ class Examples(AbstractExamples[Inputs]):
         if self.labels is not None:
             object.__setattr__(self, "labels", _checked_labels(self.labels, len(tensors[0]), "examples"))
 
-    def with_parts(self, inputs: Inputs, labels: Tensor | None) -> Examples:
-        """Other inputs."""
-        return Examples(inputs, labels)
-
 
 ExampleSet: TypeAlias = ImageSet | Examples
 
@@ -177,20 +163,20 @@ def examples_of(inputs: Inputs, labels: Tensor | None = None) -> ExampleSet:
 
 
 def _check_finite(tensor: Tensor, name: str) -> None:
-    # Whatever is not finite shows in the extremes, which take no memory to find.
+    # NaN and infinity show in the extremes, which take no memory to find.
     if tensor.is_floating_point() and not torch.stack(tensor.aminmax()).isfinite().all():
         raise ValueError(f"{name} hold NaN or infinite values; clean the data before it is used")
 
 
 def check_storage(tensor: Tensor, name: str) -> None:
-    """Refuse tensors whose values cannot be looked up."""
+    """Refuse meta, nested and sparse tensors."""
     if tensor.is_meta:
         raise ValueError(
             f"{name} are on the device 'meta', which has no values; give them on the CPU or a GPU"
         )
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise ValueError(f"{name} are a {kind} tensor; give them as a dense one, such as by .to_dense()")
+        raise ValueError(f"{name} are a {kind} tensor; convert it, such as by .to_dense()")
 
 
 def _checked_labels(labels: Tensor, count: int, kind: str) -> Tensor:
@@ -206,7 +192,7 @@ def _checked_labels(labels: Tensor, count: int, kind: str) -> Tensor:
 
 
 def as_int64(labels: Tensor) -> Tensor:
-    """Integers as int64; what is none stays as it is."""
+    """Integer labels as int64; others unchanged."""
     check_storage(labels, "labels")
     integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     return labels.long() if integers else labels

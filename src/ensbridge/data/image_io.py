@@ -1,7 +1,7 @@
-"""Image files, decoded by Pillow. Nothing else here opens one.
+"""Image files, decoded by Pillow, only here.
 
-What comes from a file is decoded by the few decoders that are meant, never by whichever its content asks for:
-Pillow has one that runs Ghostscript. Its size is looked at before memory is taken for its pixels.
+Only the decoders of a few formats are allowed: Pillow also has one that runs Ghostscript. The size is checked
+before memory is allocated for the pixels.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import numpy as np
 from ensbridge.utils.text import one_line
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM")  # Pillow's names
-LARGEST_FILE = 2**28  # bytes of an image file: as many as the most pixels take in 16 bits with transparency
-MOST_PIXELS = 2**25  # more than any image of a set, or sheet of them, has
+LARGEST_FILE = 2**28  # bytes of an image file: MOST_PIXELS in 16 bits with transparency
+MOST_PIXELS = 2**25  # more than any image of a set has
 
 
 def pillow() -> Any:
-    """Pillow's Image, or ValueError that says how to install it."""
+    """Pillow's Image module, imported on first use."""
     from PIL import Image
 
     return Image
 
 
 def picture(content: bytes, mode: str, most_pixels: int = MOST_PIXELS) -> Any:
-    """The picture of Pillow's in a file, upright and in `mode`; ValueError that says what is wrong.
+    """The Pillow image in a file, upright and in `mode`; ValueError where it cannot be decoded.
 
-    16 bits become 8, and transparency is left out unless the mode has it.
+    16 bits become 8, and transparency is dropped unless the mode has it.
     """
     image = pillow()
     from PIL import UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is odd about a file is either an error or no matter
+            warnings.simplefilter("ignore")  # what matters is an error
             with image.open(io.BytesIO(content), formats=FORMATS) as file:
                 width, height = file.size
                 if width * height > most_pixels:
@@ -62,9 +62,8 @@ def _upright(file: Any, mode: str) -> Any:
 
 
 def decode(content: bytes, where: str) -> np.ndarray:
-    """The pixels (H, W, 3) of an image file; grey ones become colour, transparency is left out."""
-    pillow()
+    """The pixels (H, W, 3) of an image file; grey ones become colour, transparency is dropped."""
     try:
         return np.asarray(picture(content, "RGB"))
     except ValueError as error:
-        raise ValueError(f"{where} is not a complete image ({error}); restore it, or take it out") from error
+        raise ValueError(f"{where} is not a complete image ({error}); restore or remove it") from error

@@ -1,12 +1,13 @@
-"""Images by a path, decoded when they are asked for: class folders, parquet, saved data sets, `.npz`.
+"""Images by a path, decoded when they are read: class folders, parquet, saved data sets, `.npz`.
 
 Labels are optional. A set has parts (train, val, test), or is one part, "all".
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,21 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from ensbridge.data.arrays import read_images
 from ensbridge.data.dataset_info import DATASETS, class_names
-from ensbridge.data.folder import SUFFIXES
-from ensbridge.data.loader import ImageSet, collect
+from ensbridge.data.entries import IMAGE_KEYS, LABEL_KEYS
+from ensbridge.data.examples import ImageSet
+from ensbridge.data.folder import SUFFIXES, images_in, list_images, subfolders
+from ensbridge.data.image_io import LARGEST_FILE
+from ensbridge.data.loader import collect
 from ensbridge.data.reading import layout_of, open_splits
-from ensbridge.data.stored_images import Decode, FileImages, ParquetImages, SavedImages, columns_of
 from ensbridge.utils.extras import need
+from ensbridge.utils.files import read_file
 from ensbridge.utils.text import one_line
 
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 HELD_OUT = 10  # one of so many images is held out where there is no validation set
+
+ClassNames = tuple[str, ...]
+Decode = Callable[[bytes], Tensor]  # an image file's content as uint8 (C, H, W), of one shape for all
 
 
 @dataclass(frozen=True)
@@ -34,14 +41,14 @@ class ImagePart:
 
     images: ImageSet | Dataset[Tensor]
     labels: tuple[int, ...] | None
-    class_names: tuple[str, ...] | None = None
+    class_names: ClassNames | None = None
 
     def __len__(self) -> int:
         return len(self.images)  # type: ignore[arg-type]
 
     @property
     def data(self) -> ImageSet | Dataset[Any]:
-        """What `compress`, `fidelity` and `evaluate` take."""
+        """The images with their labels, as `compress`, `fidelity` and `evaluate` accept them."""
         if isinstance(self.images, ImageSet):
             labels = None if self.labels is None else torch.tensor(self.labels)
             return ImageSet(self.images.images, labels)
@@ -51,18 +58,15 @@ class ImagePart:
         return kind(self.images, self.labels)
 
     def subset(self, indices: Sequence[int]) -> ImagePart:
-        """The images at indices, which of parquet must be in ascending order."""
+        """The images at indices, which for parquet must be in ascending order."""
         if isinstance(self.images, ImageSet):
             images: Any = self.images.subset(torch.tensor(indices))
         elif isinstance(self.images, ParquetImages):
             images = self.images.subset(indices)
         else:
             images = Subset(self.images, indices)
-        return replace(
-            self,
-            images=images,
-            labels=None if self.labels is None else tuple(self.labels[i] for i in indices),
-        )
+        labels = None if self.labels is None else tuple(self.labels[index] for index in indices)
+        return replace(self, images=images, labels=labels)
 
     def hold_out(self) -> tuple[ImagePart, ImagePart]:
         """All but every tenth image, and these."""
@@ -73,31 +77,32 @@ class ImagePart:
         return self.subset(rest), self.subset(held)
 
     def shuffled(self) -> ImagePart:
-        """The images in an order that tells nothing of their classes, always the same one.
+        """The images in a fixed random order, so that the first images are not all of the first classes.
 
-        Whoever takes the first of class folders would have images of the first classes alone. Parquet is read
-        in its own order.
+        Parquet is read in its own order.
         """
         if isinstance(self.images, ParquetImages):
             return self
         return self.subset(torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).tolist())
 
     def in_memory(self, limit: float) -> ImagePart:
-        """The part with its images in memory where a stream of parquet fits into so many bytes."""
+        """The part with the images of parquet in memory, where they fit into `limit` bytes."""
         if not isinstance(self.images, ParquetImages):
             return self
         first = next(iter(self.images.subset([0])))
-        if first.nbytes * len(self) > limit:
-            return self
-        return replace(self, images=collect(self.images))
+        return self if first.nbytes * len(self) > limit else replace(self, images=collect(self.images))
 
     def in_order_of(self, names: Sequence[str] | None) -> ImagePart:
-        """The part with its classes, which may be some of `names`, numbered as `names` has them."""
+        """The part with its classes, which may be some of `names`, numbered in the order of `names`."""
         if self.labels is None:
             return self
         known = self.class_names or names
-        if known is not None:
-            _check_labels(self.labels, len(known))
+        wrong = [label for label in self.labels if known is not None and not 0 <= label < len(known)]
+        if known is not None and wrong:
+            raise ValueError(
+                f"the data has the label {wrong[0]}, and {len(known)} classes; give labels from 0 to "
+                f"{len(known) - 1}"
+            )
         if self.class_names is None or names is None or tuple(names) == self.class_names:
             return self
         numbers = _numbers_in(self.class_names, names)
@@ -105,7 +110,7 @@ class ImagePart:
 
 
 def open_parts(source: str, decode: Decode, root: Path | str | None = None) -> dict[str, ImagePart]:
-    """The parts of a set: that of a known name in `root`, or what a path leads to."""
+    """The parts of a set, given by its known name (in `root`) or by a path."""
     path = Path(source)
     if source in DATASETS:
         return _of_splits(source, root, class_names(source))
@@ -113,100 +118,73 @@ def open_parts(source: str, decode: Decode, root: Path | str | None = None) -> d
         raise ValueError(f"{source} does not exist, nor is it a known set; those are: {', '.join(DATASETS)}")
     if path.suffix == ".npz":
         whole = read_images(path)
-        return _of_splits(source, root, None) if whole is None else {"all": _in_memory(whole, None)}
+        return _of_splits(source, root) if whole is None else {"all": _of_memory(whole)}
     if path.suffix == ".parquet":
-        return {"all": _parquet([path], decode)}
+        return {"all": _of_parquet([path], decode)}
     if path.is_dir():
         return _of_folder(path, decode, root)
-    raise ValueError(f"{path} is no set of images; give a folder, an .npz or a .parquet")
+    raise ValueError(f"{path} is not a set of images; give a folder, an .npz or a .parquet")
 
 
 def _of_folder(path: Path, decode: Decode, root: Path | str | None) -> dict[str, ImagePart]:
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return _saved_sets(path, decode)
+        return _of_saved(path, decode)
     if layout_of(path) is not None:
-        return _of_splits(str(path), root, None)
-    files = sorted([*path.glob("*.parquet"), *path.glob("data/*.parquet")])
-    if files:
-        by_part: dict[str, list[Path]] = {}
-        for file in files:
-            by_part.setdefault(SPLITS.get(file.name.split("-")[0].split(".")[0], "all"), []).append(file)
-        return {part: _parquet(some, decode) for part, some in by_part.items()}
-    parts = {
-        SPLITS[child.name]: child
-        for child in sorted(path.iterdir())
-        if child.is_dir() and child.name in SPLITS
-    }
+        return _of_splits(str(path), root)
+    by_part: dict[str, list[Path]] = {}
+    for file in sorted([*path.glob("*.parquet"), *path.glob("data/*.parquet")]):
+        by_part.setdefault(SPLITS.get(file.name.split("-")[0].split(".")[0], "all"), []).append(file)
+    if by_part:
+        return {part: _of_parquet(files, decode) for part, files in by_part.items()}
+    parts = {SPLITS[p.name]: p for p in sorted(path.iterdir()) if p.is_dir() and p.name in SPLITS}
     if not parts:
-        return {"all": _files(path, None, decode)}
-    first = _files(parts.get("train", next(iter(parts.values()))), None, decode)
-    return {name: _files(folder, first.class_names, decode) for name, folder in parts.items()}
+        return {"all": _of_files(path, None, decode)}
+    first = _of_files(parts.get("train", next(iter(parts.values()))), None, decode)
+    return {name: _of_files(folder, first.class_names, decode) for name, folder in parts.items()}
 
 
-def _in_memory(images: ImageSet, names: tuple[str, ...] | None) -> ImagePart:
-    labels = None if images.labels is None else tuple(images.labels.tolist())
-    return ImagePart(images, labels, names)
+def _of_memory(images: ImageSet, names: ClassNames | None = None) -> ImagePart:
+    return ImagePart(images, None if images.labels is None else tuple(images.labels.tolist()), names)
 
 
-def _of_splits(source: str, root: Path | str | None, names: Sequence[str] | None) -> dict[str, ImagePart]:
+def _of_splits(source: str, root: Path | str | None, names: ClassNames | None = None) -> dict[str, ImagePart]:
     splits = open_splits(source, root)
-    known = None if names is None else tuple(names)
-    return {
-        part: _in_memory(images, known) for part, images in zip(("train", "val", "test"), splits, strict=True)
-    }
+    return {part: _of_memory(images, names) for part, images in splits._asdict().items()}
 
 
-def _files(folder: Path, names: tuple[str, ...] | None, decode: Decode) -> ImagePart:
+def _of_files(folder: Path, names: ClassNames | None, decode: Decode) -> ImagePart:
     """Images in folders named by their classes, or without labels in one folder."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] not in "._")
-    if not classes:
-        paths = _images_in(folder)
-        if not paths:
-            raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}); give a folder that does")
-        return ImagePart(FileImages(paths, decode), None)
-    known = tuple(path.name for path in classes) if names is None else names
-    paths, labels = [], []
-    for path in classes:
-        if path.name not in known:
-            raise ValueError(
-                f"{path} is a class that the training images have not: {', '.join(known[:5])}, …"
-            )
-        inside = _images_in(path)
-        paths += inside
-        labels += [known.index(path.name)] * len(inside)
-    if not paths:
-        raise ValueError(f"{folder} has folders without images ({', '.join(SUFFIXES)}); fill them")
-    return ImagePart(FileImages(paths, decode), tuple(labels), known)
+    if classes := subfolders(folder):
+        names = tuple(path.name for path in classes) if names is None else names
+        files = list_images(folder, names, allow_empty=True)
+        labels = tuple(label for _, label in files)
+        return ImagePart(FileImages([path for path, _ in files], decode), labels, names)
+    if not (paths := images_in(folder)):
+        raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}); give a folder that does")
+    return ImagePart(FileImages(paths, decode), None)
 
 
-def _images_in(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
-
-
-def _parquet(paths: Sequence[Path], decode: Decode) -> ImagePart:
+def _of_parquet(paths: Sequence[Path], decode: Decode) -> ImagePart:
     need("parquet")
     from pyarrow import parquet
 
     try:
-        schema = parquet.read_schema(paths[0])
-        image, label, names = columns_of(schema, paths[0])
+        image, label, names = columns_of(parquet.read_schema(paths[0]), paths[0])
         rows = sum(parquet.read_metadata(path).num_rows for path in paths)
         values = None
         if label is not None:
-            values = [
-                value
-                for path in paths
-                for value in parquet.read_table(path, columns=[label])[label].to_pylist()
-            ]
+            columns = [parquet.read_table(path, columns=[label])[label] for path in paths]
+            values = [value for column in columns for value in column.to_pylist()]
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{paths[0]} cannot be read ({one_line(error)}); give whole parquet files"
+            f"{paths[0]} cannot be read ({one_line(error)}); give complete parquet files"
         ) from error
     labels, names = _numbered(values, names, paths[0])
     return ImagePart(ParquetImages(paths, image, decode, range(rows)), labels, names)
 
 
-def _saved_sets(path: Path, decode: Decode) -> dict[str, ImagePart]:
+def _of_saved(path: Path, decode: Decode) -> dict[str, ImagePart]:
+    """The parts of a data set that Hugging Face's `datasets` saved to disk."""
     need("datasets")
     import datasets
 
@@ -219,26 +197,110 @@ def _saved_sets(path: Path, decode: Decode) -> dict[str, ImagePart]:
     for name, rows in sets.items():
         image, label, _ = columns_of(rows.features.arrow_schema, path)
         names = getattr(rows.features[label], "names", None) if label else None
-        labels, names = _numbered(
-            None if label is None else list(rows[label]), tuple(names) if names else None, path
-        )
+        values = None if label is None else list(rows[label])
+        labels, names = _numbered(values, tuple(names) if names else None, path)
         plain = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         parts[SPLITS.get(str(name), str(name))] = ImagePart(SavedImages(plain, image, decode), labels, names)
     return parts
 
 
-def _numbered(
-    values: Sequence[Any] | None, names: tuple[str, ...] | None, where: object
-) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None]:
-    """Labels as whole numbers; texts are numbered in their order."""
-    if values is None:
-        return None, names
-    if all(isinstance(value, int) for value in values):
-        return tuple(values), names
-    if all(isinstance(value, str) for value in values):
-        known = names or tuple(sorted(set(values)))
-        return tuple(known.index(value) for value in values), known
-    raise ValueError(f"{where} has labels that are neither whole numbers nor texts; give an image one each")
+# ------------------------------------------------------------------------------ stored images
+
+
+class FileImages(Dataset[Tensor]):
+    """Image files, each decoded when it is read."""
+
+    def __init__(self, paths: Sequence[Path], decode: Decode) -> None:
+        self.paths, self.decode = list(paths), decode
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        path = self.paths[index]
+        try:
+            return self.decode(read_file(path, LARGEST_FILE))
+        except (ValueError, FileNotFoundError) as error:
+            raise ValueError(f"{path} cannot be read ({one_line(error)}); restore or remove it") from error
+
+
+class ParquetImages(IterableDataset[Tensor]):
+    """The images of parquet files in their order, of which a few hundred are held at a time."""
+
+    def __init__(self, paths: Sequence[Path], column: str, decode: Decode, rows: Sequence[int]) -> None:
+        self.paths, self.column, self.decode, self.rows = list(paths), column, decode, list(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def subset(self, indices: Sequence[int]) -> ParquetImages:
+        """The images at indices in ascending order."""
+        return ParquetImages(self.paths, self.column, self.decode, [self.rows[index] for index in indices])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        wanted = iter(self.rows)
+        row = next(wanted, None)
+        for number, content in enumerate(self._contents()):
+            if number == row:
+                try:
+                    yield self.decode(content)
+                except ValueError as error:
+                    raise ValueError(
+                        f"row {number} of {self.paths[0]} and its successors cannot be read ({error}); "
+                        "remove it"
+                    ) from error
+                row = next(wanted, None)
+
+    def _contents(self) -> Iterator[bytes]:
+        from pyarrow import parquet
+
+        for path in self.paths:
+            with parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(64, columns=[self.column]):
+                    for value in batch.column(0).to_pylist():
+                        yield image_bytes(value, path)
+
+
+class SavedImages(Dataset[Tensor]):
+    """The images of a data set of Hugging Face's `datasets`."""
+
+    def __init__(self, rows: Any, column: str, decode: Decode) -> None:
+        self.rows, self.column, self.decode = rows, column, decode
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        value = self.rows[index][self.column]
+        content = value.get("bytes") if isinstance(value, dict) else None
+        if content is None and isinstance(value, dict) and value.get("path"):
+            content = read_file(Path(value["path"]), LARGEST_FILE)
+        return self.decode(image_bytes(content, f"row {index}"))
+
+
+def image_bytes(value: Any, where: object) -> bytes:
+    """The bytes of one entry of a column of images: {"bytes": …, "path": …}, or bytes alone."""
+    content = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(content, bytes):
+        raise ValueError(f"{where} has an entry without the bytes of an image; save the images in it")
+    return content
+
+
+def columns_of(schema: Any, where: object) -> tuple[str, str | None, tuple[str, ...] | None]:
+    """The columns of images and of labels in a parquet file, and the classes' names where it has them."""
+    names = schema.names
+    image, label = (next((key for key in keys if key in names), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
+    if image is None:
+        raise ValueError(
+            f"{where} has the columns {', '.join(names[:8])}; name that of its images one of "
+            f"{', '.join(IMAGE_KEYS)}"
+        )
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        known = features[label]["names"]
+    except (KeyError, TypeError, ValueError):
+        known = None
+    return image, label, tuple(map(str, known)) if known else None
 
 
 # ------------------------------------------------------------------------------ labels
@@ -268,35 +330,39 @@ class _LabelledStream(IterableDataset[tuple[Tensor, int]]):
         return zip(self.images, self.labels, strict=True)
 
 
-def _check_labels(labels: Sequence[int], classes: int) -> None:
-    wrong = next((label for label in labels if not 0 <= label < classes), None)
-    if wrong is not None:
-        raise ValueError(
-            f"the data has the label {wrong}, and {classes} classes; give labels from 0 to {classes - 1}"
-        )
+def _numbered(
+    values: Sequence[Any] | None, names: ClassNames | None, where: object
+) -> tuple[tuple[int, ...] | None, ClassNames | None]:
+    """Labels as integers; strings are numbered in alphabetical order."""
+    if values is None:
+        return None, names
+    if all(isinstance(value, int) for value in values):
+        return tuple(values), names
+    if all(isinstance(value, str) for value in values):
+        known = names or tuple(sorted(set(values)))
+        return tuple(known.index(value) for value in values), known
+    raise ValueError(f"{where} has labels that are neither integers nor strings; give one for each image")
 
 
 def _numbers_in(classes: Sequence[str], names: Sequence[str]) -> list[int]:
-    """The number of each of the data's classes among the model's, by its name alone."""
-    theirs, ours = [_plain(name) for name in names], [_plain(name) for name in classes]
+    """The number of each of the data's classes among the model's, matched by name."""
+
+    def normalized(name: str) -> str:
+        return " ".join(name.lower().replace("_", " ").split())
+
+    def first(names: Sequence[str]) -> str:
+        return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+
+    theirs, ours = [normalized(name) for name in names], [normalized(name) for name in classes]
     if ours == theirs:
         return list(range(len(ours)))
     counts = Counter(theirs), Counter(ours)
-    numbers = {plain: number for number, plain in enumerate(theirs)}
+    numbers = {name: number for number, name in enumerate(theirs)}
     for name, plain in zip(classes, ours, strict=True):
         if any(count[plain] != 1 for count in counts):
             trouble = "is none" if plain not in numbers else "is the name of several"
             raise ValueError(
-                f"the data has {len(classes)} classes ({_first(classes)}), of which {name!r} {trouble} of "
-                f"the model's {len(names)} ({_first(names)}); call the data's classes as the model does"
+                f"the data has {len(classes)} classes ({first(classes)}), of which {name!r} {trouble} of "
+                f"the model's {len(names)} ({first(names)}); rename the data's classes to match"
             )
     return [numbers[plain] for plain in ours]
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-
-
-def _plain(name: str) -> str:
-    """A class's name as it is compared: without case, with one kind of space."""
-    return " ".join(name.lower().replace("_", " ").split())

@@ -1,4 +1,4 @@
-"""NumPy's `.npy`: its header is checked against the bytes that are there before memory is taken for it."""
+"""NumPy's `.npy`: the header is checked against the size of the file before memory is allocated."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from ensbridge.data.sources import damage_named
 from ensbridge.utils.files import open_regular_file
 from ensbridge.utils.text import one_line
 
@@ -19,7 +20,7 @@ _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 class Header(NamedTuple):
-    """What is said of an array before its numbers, which begin at `start` and take `size` bytes."""
+    """The header of an array whose values begin at byte `start` and take `size` bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -29,7 +30,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: IO[bytes], total: int) -> Header:
-    """The header of plain numbers in a file of `total` bytes; ValueError where it does not fit them."""
+    """The header of a numeric array in a file of `total` bytes; ValueError where the two do not match."""
     head = io.BytesIO(file.read(_LONGEST))
     try:
         with warnings.catch_warnings():
@@ -46,13 +47,10 @@ def read_header(file: IO[bytes], total: int) -> Header:
 
 
 def open_npy(path: Path) -> np.ndarray:
-    """The array of an `.npy` file, left on disk until a part of it is used."""
-    try:
-        with open_regular_file(path) as file:
-            header = read_header(file, os.fstat(file.fileno()).st_size)
-            order = "F" if header.columns_first else "C"
-            return np.memmap(file, header.dtype, "r", header.start, header.shape, order)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing; restore it") from error
-    except Exception as error:
-        raise ValueError(f"{path} is cut short or no array ({one_line(error)}); get it again") from error
+    """The array of an `.npy` file, memory-mapped."""
+    if not path.exists():
+        raise ValueError(f"{path} is missing; restore it")
+    with damage_named(path, "no array"), open_regular_file(path) as file:
+        header = read_header(file, os.fstat(file.fileno()).st_size)
+        order = "F" if header.columns_first else "C"
+        return np.memmap(file, header.dtype, "r", header.start, header.shape, order)

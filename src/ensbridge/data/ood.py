@@ -1,6 +1,6 @@
-"""Out-of-distribution images that need no download: digits, noise and textures, which belong to no class.
+"""Out-of-distribution images that need no download: digits, noise and textures.
 
-Every set is decided by its generator. Images are floats from 0 to 1, of whichever shape a model takes.
+Every set is determined by its generator. Images are floats in [0, 1] of any shape.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ImageSet
 from ensbridge.utils.extras import need
 
 Shape = tuple[int, int, int]  # channels, height, width
@@ -22,9 +22,9 @@ Shape = tuple[int, int, int]  # channels, height, width
 def ood_images(
     name: str, count: int, shape: tuple[int, ...] = (3, 32, 32), *, generator: torch.Generator
 ) -> ImageSet:
-    """Images (count, *shape) that belong to no class, by the name of a set in `OOD_SETS`.
+    """Out-of-distribution images (count, *shape) from a set in `OOD_SETS`.
 
-    digits are scikit-learn's hand-written ones, of which there are 1,797, brought to the size of the images;
+    digits are scikit-learn's hand-written ones, of which there are 1,797, resized to the shape;
     uniform and gaussian are independent pixels; textures are bands, checkers, blobs and clouds in turn.
 
     >>> noise = ood_images("uniform", 5, (3, 8, 8), generator=torch.Generator().manual_seed(0))
@@ -32,10 +32,10 @@ def ood_images(
     ((5, 3, 8, 8), True, None)
     """
     if name not in OOD_SETS:
-        raise ValueError(f"{name!r} is no set that is made here; there are: {', '.join(OOD_SETS)}")
+        raise ValueError(f"{name!r} is not a known set; choose one of: {', '.join(OOD_SETS)}")
     if count < 1 or len(shape) != 3 or min(shape) < 1:
         raise ValueError(
-            f"{count} images of shape {tuple(shape)} were asked for; give, say, 100 of (3, 32, 32)"
+            f"{count} images of shape {tuple(shape)} were requested; give, say, 100 of (3, 32, 32)"
         )
     channels, height, width = shape
     images = OOD_SETS[name](count, (channels, height, width), generator)
@@ -48,7 +48,7 @@ def _digits(count: int, shape: Shape, generator: torch.Generator) -> Tensor:
 
     bunch: Any = load_digits()
     if count > len(bunch.images):
-        raise ValueError(f"{count} digits were asked for; there are {len(bunch.images)}")
+        raise ValueError(f"{count} digits were requested; there are {len(bunch.images)}")
     chosen = torch.randperm(len(bunch.images), generator=generator, device=generator.device)[:count].cpu()
     digits = torch.from_numpy(bunch.images).float()[chosen, None].to(generator.device) / 16
     return _resized(digits, shape).expand(-1, shape[0], -1, -1)
@@ -65,19 +65,19 @@ def _gaussian(count: int, shape: Shape, generator: torch.Generator) -> Tensor:
 
 def _bands(count: int, shape: Shape, generator: torch.Generator) -> Tensor:
     """Waves of 1 to 8 periods in any direction, between two colours."""
-    across, _ = _turned(count, shape, generator)
+    across, _ = _rotated(count, shape, generator)
     return _coloured((2 * math.pi * _between(generator, count, 1, 8) * across).sin(), shape, generator)
 
 
 def _checkers(count: int, shape: Shape, generator: torch.Generator) -> Tensor:
-    """Checkerboards of 1 to 6 periods, turned, in two colours."""
-    across, along = _turned(count, shape, generator)
+    """Rotated checkerboards of 1 to 6 periods, in two colours."""
+    across, along = _rotated(count, shape, generator)
     periods = 2 * math.pi * _between(generator, count, 1, 6)
     return _coloured(((periods * across).sin() * (periods * along).sin()).sign(), shape, generator)
 
 
 def _blobs(count: int, shape: Shape, generator: torch.Generator) -> Tensor:
-    """Six round spots of different sizes on a plain ground."""
+    """Six Gaussian spots of different sizes on a plain background."""
     across, along = _grid(shape, generator)
     total = torch.zeros(count, *shape[1:], device=generator.device)
     for _ in range(6):
@@ -103,7 +103,7 @@ _TEXTURES = (_bands, _checkers, _blobs, _clouds)
 
 
 def _textures(count: int, shape: Shape, generator: torch.Generator) -> Tensor:
-    """One of each in turn."""
+    """Bands, checkers, blobs and clouds in turn."""
     per_kind = -(-count // len(_TEXTURES))
     images = torch.stack([make(per_kind, shape, generator) for make in _TEXTURES], 1)
     return images.flatten(0, 1)[:count]
@@ -121,7 +121,7 @@ OOD_SETS: dict[str, Callable[[int, Shape, torch.Generator], Tensor]] = {
 }
 
 
-# ------------------------------------------------------------------------------ what they are made of
+# ------------------------------------------------------------------------------ helpers
 
 
 def _rand(generator: torch.Generator, *shape: int) -> Tensor:
@@ -139,8 +139,8 @@ def _grid(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return columns.view(1, 1, -1), rows.view(1, -1, 1)
 
 
-def _turned(count: int, shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Coordinates (count, H, W) of the pixels in a frame that is turned and shifted for each image."""
+def _rotated(count: int, shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Coordinates (count, H, W) of the pixels, rotated and shifted for each image."""
     across, along = _grid(shape, generator)
     angle = _between(generator, count, 0, 2 * math.pi)
     x, y = _rand(generator, 2, count, 1, 1)

@@ -1,4 +1,4 @@
-"""Where files of a set come from: a folder, or an archive that is read without being unpacked."""
+"""The files of a set, read from a folder or from an archive without unpacking it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,20 @@ from ensbridge.utils.text import one_line
 
 Read = Callable[[str], bytes]  # the content of a file by its name in the set; ValueError where it is missing
 
-LARGEST_BATCH = 2**29  # bytes of one file of a set: the largest of CIFAR's has 154 million
+LARGEST_BATCH = 2**29  # bytes of one file of a set; the largest of CIFAR's has 154 million
+
+
+@contextmanager
+def damage_named(where: object, kind: str = "damaged", remedy: str = "get it again") -> Iterator[None]:
+    """Any error of a decoder, for which a damaged file has many kinds, as ValueError that names the file."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ValueError(
+            f"{where} needs more memory than there is ({one_line(error)}); free some, or give a smaller set"
+        ) from error
+    except Exception as error:
+        raise ValueError(f"{where} is cut short or {kind} ({one_line(error)}); {remedy}") from error
 
 
 def from_folder(folder: Path, limit: int = LARGEST_BATCH) -> Read:
@@ -32,18 +45,17 @@ def from_tar(path: Path, inside: str, names: Collection[str]) -> Read:
     """Files `names` of the folder `inside` in a tar archive, read in one pass into memory."""
     wanted = {f"{inside}/{name}": name for name in names}
     contents: dict[str, bytes] = {}
-    try:
-        with open_regular_file(path) as opened, tarfile.open(fileobj=opened, mode="r:*") as archive:
-            for member in archive:
-                if (name := wanted.get(member.name)) is None or not member.isreg():
-                    continue
-                if member.size > LARGEST_BATCH or (file := archive.extractfile(member)) is None:
-                    raise ValueError(f"{member.name} has {member.size:,} bytes, too many to be right")
-                contents[name] = file.read()
-    except Exception as error:  # a damaged archive fails in the ways of its format and of its compression
-        raise ValueError(
-            f"{path} is cut short or damaged ({one_line(error)}); delete it and get it again"
-        ) from error
+    with (
+        damage_named(path, remedy="delete it and get it again"),
+        open_regular_file(path) as opened,
+        tarfile.open(fileobj=opened, mode="r:*") as archive,
+    ):
+        for member in archive:
+            if (name := wanted.get(member.name)) is None or not member.isreg():
+                continue
+            if member.size > LARGEST_BATCH or (file := archive.extractfile(member)) is None:
+                raise ValueError(f"{member.name} has {member.size:,} bytes, more than {LARGEST_BATCH:,}")
+            contents[name] = file.read()
 
     def read(name: str) -> bytes:
         if name not in contents:
@@ -55,26 +67,20 @@ def from_tar(path: Path, inside: str, names: Collection[str]) -> Read:
 
 @contextmanager
 def from_zip(path: Path, inside: str) -> Iterator[Read]:
-    """Files of the folder `inside` in a zip archive, each read when it is asked for."""
+    """Files of the folder `inside` in a zip archive, each read when it is requested."""
     with open_regular_file(path) as file:
-        try:
+        with damage_named(path, remedy="delete it and get it again"):
             archive = zipfile.ZipFile(file)
-        except Exception as error:
-            raise ValueError(
-                f"{path} is cut short or damaged ({one_line(error)}); delete it and get it again"
-            ) from error
 
         def read(name: str) -> bytes:
             try:
-                if (size := archive.getinfo(f"{inside}/{name}").file_size) > LARGEST_BATCH:
-                    raise ValueError(f"{size:,} bytes are too many to be right")
-                return archive.read(f"{inside}/{name}")
+                info = archive.getinfo(f"{inside}/{name}")
             except KeyError as error:
                 raise ValueError(f"{path} holds no {inside}/{name}; delete it and get it again") from error
-            except Exception as error:  # also of a member that is encrypted, or compressed in an odd way
-                raise ValueError(
-                    f"{path}: {inside}/{name} is damaged ({one_line(error)}); get it again"
-                ) from error
+            with damage_named(f"{path}: {inside}/{name}"):
+                if info.file_size > LARGEST_BATCH:
+                    raise ValueError(f"{info.file_size:,} bytes, more than {LARGEST_BATCH:,}")
+                return archive.read(info)
 
         with archive:
             yield read

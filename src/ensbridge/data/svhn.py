@@ -1,6 +1,6 @@
 """SVHN (Street View House Numbers) in its official files `train_32x32.mat` and `test_32x32.mat`.
 
-MATLAB's format 5 is read here, as far as arrays of plain numbers go. Validation is the last part of the
+Of MATLAB's format 5, numeric arrays are read. Validation is the last part of the
 training images in their order, as of CIFAR; the digit 0, which the files call 10, has the label 0.
 """
 
@@ -16,9 +16,8 @@ import numpy as np
 
 from ensbridge.data.checks import check_size, few, hold_out_last, image_set
 from ensbridge.data.digits import Splits
-from ensbridge.data.loader import ImageSet
-from ensbridge.data.sources import Read
-from ensbridge.utils.text import one_line
+from ensbridge.data.examples import ImageSet
+from ensbridge.data.sources import Read, damage_named
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 _HEADER, _MATRIX, _COMPRESSED = 128, 14, 15  # bytes; types of an element
@@ -27,7 +26,7 @@ _CHARACTERS = 4  # the class of text; larger ones are numbers, smaller ones hold
 
 
 def read_svhn(read: Read, where: Path | str) -> Splits:
-    """The set in the two files of 32×32 pixels, which `read` brings."""
+    """The set in the two files of 32×32 pixels, which `read` returns."""
     train, test = (_part(read(name), f"{where}/{name}") for name in FILES)
     return Splits(*hold_out_last(train), test)
 
@@ -35,7 +34,7 @@ def read_svhn(read: Read, where: Path | str) -> Splits:
 def _part(content: bytes, where: str) -> ImageSet:
     arrays = read_mat(content, where)
     if missing := [name for name in ("X", "y") if name not in arrays]:
-        raise ValueError(f"{where} has no {missing[0]} (it has: {few(arrays)}); it is no file of SVHN")
+        raise ValueError(f"{where} has no {missing[0]} (it has: {few(arrays)}); it is not a file of SVHN")
     images, labels = arrays["X"], arrays["y"]
     if images.ndim != 4 or images.shape[:3] != (32, 32, 3) or len(labels) == 0:
         raise ValueError(f"{where} has images of shape {images.shape}; those of SVHN are (32, 32, 3, images)")
@@ -46,25 +45,21 @@ def _part(content: bytes, where: str) -> ImageSet:
 
 
 def read_mat(content: bytes, where: str) -> dict[str, np.ndarray]:
-    """The arrays of numbers in a file of MATLAB's format 5, by name."""
-    try:
+    """The numeric arrays in a file of MATLAB's format 5, by name."""
+    arrays = {}
+    with damage_named(where, "no file of MATLAB"):
         if content[124:128] != b"\x00\x01IM":
             raise ValueError("it does not begin as one of format 5, little-endian, does")
-        arrays = {}
         for kind, data in _elements(memoryview(content)[_HEADER:]):
             if kind == _COMPRESSED:
                 ((kind, data),) = _elements(memoryview(_unpacked(data, where)))
             if kind == _MATRIX and (named := _array(data)) is not None:
                 arrays[named[0]] = named[1]
-        return arrays
-    except (ValueError, struct.error, zlib.error, IndexError) as error:
-        raise ValueError(
-            f"{where} is cut short or no file of MATLAB ({one_line(error)}); get it again"
-        ) from error
+    return arrays
 
 
 def _unpacked(data: memoryview, where: str) -> bytes:
-    """A compressed element, whose first bytes say how long it is."""
+    """A compressed element, whose first bytes are its type and size."""
     stream = zlib.decompressobj()
     start = stream.decompress(bytes(data), 8)
     size = struct.unpack("<2I", start)[1]
@@ -86,7 +81,7 @@ def _elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _array(data: memoryview) -> tuple[str, np.ndarray] | None:
-    """The name and the values of a matrix; None where these are not plain numbers."""
+    """The name and the values of a matrix; None where it is not numeric."""
     parts = list(_elements(data))
     if len(parts) < 4 or parts[0][1][0] <= _CHARACTERS or parts[3][0] not in _TYPES:
         return None

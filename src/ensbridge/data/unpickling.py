@@ -1,8 +1,8 @@
 """Pickles of public data sets, read as data: arrays, lists, numbers, strings and dictionaries, nothing else.
 
-A pickle is a program. Here Python's own machine for it is not used: the few instructions that put plain data
-together are carried out by one that knows no others, calls nothing, and understands the ways in which NumPy
-writes arrays. What it makes takes as much memory as the file, and a few hundred MB at most beside it.
+A pickle is a program. Python's own unpickler is not used: this interpreter supports only the instructions
+that build plain data, calls nothing, and knows how NumPy pickles arrays. The result takes as much memory as
+the file, and a few hundred MB at most beside it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import math
 import pickletools
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ensbridge.data.checks import few
-from ensbridge.utils.text import one_line
+from ensbridge.data.sources import damage_named
 
-MOST_INSTRUCTIONS = 2 * 10**6  # of one file, 200 bytes each at most; official ones have fewer than a million
+MOST_INSTRUCTIONS = 2 * 10**6  # of one file, each taking at most 200 bytes; official files have < 10**6
 _DEEPEST = 4  # a dictionary of lists of strings has 3
 
 
 class _Refused(Exception):
-    """What a pickle wants and does not get, in words that follow the file's name."""
+    """The reason why a pickle is refused, as it follows the file's name."""
 
 
 def read_pickle(content: bytes, where: str) -> dict[str, Any]:
@@ -36,16 +37,13 @@ def read_pickle(content: bytes, where: str) -> dict[str, Any]:
     Traceback (most recent call last):
     ValueError: test_batch asks for 'builtins.len', so it was not read; get it from its official source
     """
-    try:
-        value = _plain(_Machine(content).run())
-    except _Refused as error:
-        raise ValueError(f"{where} {error}, so it was not read; get it from its official source") from error
-    except MemoryError as error:
-        raise ValueError(
-            f"{where} needs more memory than there is; free some, or get the file again"
-        ) from error
-    except Exception as error:  # a damaged stream fails in any way it likes
-        raise ValueError(f"{where} is cut short or damaged ({one_line(error)}); get it again") from error
+    with damage_named(where):
+        try:
+            value: Any = _plain(_Machine(content).run())
+        except _Refused as error:
+            value = error
+    if isinstance(value, _Refused):
+        raise ValueError(f"{where} {value}, so it was not read; get it from its official source")
     if not isinstance(value, dict):
         raise ValueError(f"{where} holds a {type(value).__name__}, not a dictionary; get it again")
     return {key if isinstance(key, str) else key.decode("latin1"): item for key, item in value.items()}
@@ -58,26 +56,17 @@ def read_batch(
     batch = read_pickle(content, where)
     for key in ("data", labels):
         if key not in batch:
-            raise ValueError(f"{where} has no {key!r} (it has: {few(batch)}); it is no file of {title}")
+            raise ValueError(f"{where} has no {key!r} (it has: {few(batch)}); it is not a file of {title}")
     data = batch["data"]
     shape = data.shape if isinstance(data, np.ndarray) else None
     if shape is None or len(shape) != 2 or shape[1] != width or count not in (None, shape[0]):
-        what = "data that is no array" if shape is None else f"data of shape {shape}"
-        raise ValueError(f"{where} has {what}; {title}'s is ({count or 'images'}, {width})")
+        what = "data that is not an array" if shape is None else f"data of shape {shape}"
+        raise ValueError(f"{where} has {what}; {title} has ({count or 'images'}, {width})")
     return batch
 
 
-class _Name:
-    """A function that a pickle may have called, by its name."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
 class _Type:
-    """NumPy's dtype as pickles write it: a code such as u1, and the order of bytes afterwards."""
+    """A dtype as NumPy pickles it: a code such as u1, then its byte order."""
 
     __slots__ = ("dtype",)
 
@@ -95,7 +84,7 @@ class _Type:
 
 
 class _Array:
-    """NumPy's array as pickles write it: empty at first, its content afterwards."""
+    """An array as NumPy pickles it: empty at first, then filled."""
 
     __slots__ = ("array",)
 
@@ -104,17 +93,18 @@ class _Array:
 
 
 class _Machine:
-    """A stack, the places of marks on it, and what is remembered by number."""
+    """A pickle machine: a stack, the positions of marks on it, and the memo."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.stack: list[Any] = []
         self.marks: list[int] = []
-        self.memory: dict[int, Any] = {}
-        self.to_encode = len(content)  # characters: an honest file has a text for each array of bytes
+        self.memo: dict[int, Any] = {}
+        self.functions = {name: partial(function, self) for name, function in _ALLOWED.items()}
+        self.to_encode = len(content)  # characters: an honest file encodes each string once
 
     def run(self) -> Any:
-        """What the instructions leave on the stack."""
+        """The value that the instructions leave on the stack."""
         for number, (code, argument, _) in enumerate(pickletools.genops(self.content)):
             if number == MOST_INSTRUCTIONS:
                 raise _Refused(f"has more than {MOST_INSTRUCTIONS:,} instructions")
@@ -122,14 +112,14 @@ class _Machine:
                 break
             if code.name in _PUSHED:
                 self.stack.append(argument)
-            elif (carry_out := _INSTRUCTIONS.get(code.name)) is not None:
-                carry_out(self, argument)
+            elif (instruction := _INSTRUCTIONS.get(code.name)) is not None:
+                instruction(self, argument)
             else:
                 raise _Refused(f"has the instruction {code.name}")
         return self.stack.pop()
 
-    def last(self, count: int) -> list[Any]:
-        """The last values of the stack, which it has no more."""
+    def pop(self, count: int) -> list[Any]:
+        """Pop the last values of the stack."""
         if count > len(self.stack):
             raise ValueError("values are missing")
         start = len(self.stack) - count
@@ -137,66 +127,66 @@ class _Machine:
         del self.stack[start:]
         return taken
 
-    def since_mark(self) -> list[Any]:
-        """The values since the last mark, which the stack has no more."""
-        return self.last(max(0, len(self.stack) - self.marks.pop()))
+    def pop_mark(self) -> list[Any]:
+        """Pop the values since the last mark."""
+        return self.pop(max(0, len(self.stack) - self.marks.pop()))
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
 
-    def remember(self, number: int) -> None:
-        self.memory[number] = self.stack[-1]
+    def memoize(self, number: int) -> None:
+        self.memo[number] = self.stack[-1]
 
     def dictionary(self) -> None:
-        """Put a dictionary in the place of its keys and values."""
-        values = self.since_mark()
+        """Replace keys and values by a dictionary."""
+        values = self.pop_mark()
         self.push({})
         self.set(values)
 
     def append(self, values: list[Any]) -> None:
-        """Add to the list that is last on the stack."""
+        """Extend the list on top of the stack."""
         if not isinstance(self.stack[-1], list):
             raise _Refused("appends to something that is no list")
         self.stack[-1].extend(values)
 
     def set(self, values: list[Any]) -> None:
-        """Add keys and values to the dictionary that is last on the stack."""
+        """Add keys and values to the dictionary on top of the stack."""
         if not isinstance(self.stack[-1], dict):
             raise _Refused("adds keys to something that is no dictionary")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            if not isinstance(key, str | bytes):  # to look up a tuple of tuples might take forever
+            if not isinstance(key, str | bytes):  # to hash nested tuples might take forever
                 raise _Refused("has a key that is no string")
             self.stack[-1][key] = value
 
     def name(self, module: object, name: object) -> None:
-        """Push a function that is admitted."""
+        """Push an allowed function."""
         asked = f"{module}.{name}"
-        admitted = asked.replace("numpy.core.", "numpy._core.")  # NumPy 1 and 2
-        if admitted not in _ADMITTED:
+        known = asked.replace("numpy.core.", "numpy._core.")  # NumPy 1 and 2
+        if known not in self.functions:
             raise _Refused(f"asks for {asked[:80]!a}")
-        self.push(_Name(admitted))
+        self.push(self.functions[known])
 
     def call(self) -> None:
-        """Put what a function makes of its arguments in their place."""
-        function, arguments = self.last(2)
-        if not isinstance(function, _Name) or not isinstance(arguments, tuple):
+        """Replace an allowed function and its arguments by its result."""
+        function, arguments = self.pop(2)
+        if not isinstance(function, partial) or not isinstance(arguments, tuple):
             raise _Refused("calls something that is no function")
-        self.push(_ADMITTED[function.name](self, *arguments))
+        self.push(function(*arguments))
 
     def build(self) -> None:
-        """Give the last value on the stack its state."""
-        value, state = self.last(2)
+        """Set the state of the dtype or array below it on the stack."""
+        value, state = self.pop(2)
         if isinstance(value, _Type):
             value.build(state)
         elif isinstance(value, _Array):
             _, shape, kind, fortran, raw = state
-            value.array = self.array(raw, kind, shape, "F" if fortran else "C").array
+            value.array = self.array(raw, kind, shape, "F" if fortran else "C")
         else:
             raise _Refused("changes a function")
         self.push(value)
 
-    def array(self, raw: object, kind: object, shape: object, order: object, *_: object) -> _Array:
-        """The array of raw bytes, whose number must be what the shape says."""
+    def array(self, raw: object, kind: object, shape: object, order: object) -> np.ndarray:
+        """An array of raw bytes, whose number must match the shape."""
         if not isinstance(kind, _Type):
             raise _Refused("has an array without a type")
         if isinstance(raw, str):  # of Python 2
@@ -208,15 +198,13 @@ class _Machine:
             raise _Refused("has an array of an impossible shape")
         if math.prod(sizes) * kind.dtype.itemsize != len(raw):
             raise _Refused(f"has {len(raw):,} bytes for an array of shape {sizes}")
-        return _Array(np.frombuffer(raw, kind.dtype).reshape(sizes, order="F" if order == "F" else "C"))
+        return np.frombuffer(raw, kind.dtype).reshape(sizes, order="F" if order == "F" else "C")
 
     def scalar(self, kind: object, raw: object) -> int | float | bool:
-        array = self.array(raw, kind, (1,), "C").array
-        assert array is not None
-        return array[0].item()
+        return self.array(raw, kind, (1,), "C")[0].item()
 
     def encode(self, text: str, codec: object = "latin1") -> bytes:
-        """Text as bytes; each time they take memory, so that no text is encoded again and again."""
+        """Text as bytes, within a budget, since each result takes memory of its own."""
         if _text(codec) not in ("latin1", "latin-1"):
             raise _Refused("encodes text")
         self.to_encode -= len(text)
@@ -248,41 +236,41 @@ _INSTRUCTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "EMPTY_TUPLE": lambda machine, _: machine.push(()),
     "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
     "DICT": lambda machine, _: machine.dictionary(),
-    "LIST": lambda machine, _: machine.push(machine.since_mark()),
-    "TUPLE": lambda machine, _: machine.push(tuple(machine.since_mark())),
-    "TUPLE1": lambda machine, _: machine.push(tuple(machine.last(1))),
-    "TUPLE2": lambda machine, _: machine.push(tuple(machine.last(2))),
-    "TUPLE3": lambda machine, _: machine.push(tuple(machine.last(3))),
-    "APPEND": lambda machine, _: machine.append(machine.last(1)),
-    "APPENDS": lambda machine, _: machine.append(machine.since_mark()),
-    "SETITEM": lambda machine, _: machine.set(machine.last(2)),
-    "SETITEMS": lambda machine, _: machine.set(machine.since_mark()),
-    "PUT": lambda machine, number: machine.remember(number),
-    "BINPUT": lambda machine, number: machine.remember(number),
-    "LONG_BINPUT": lambda machine, number: machine.remember(number),
-    "MEMOIZE": lambda machine, _: machine.remember(len(machine.memory)),
-    "GET": lambda machine, number: machine.push(machine.memory[number]),
-    "BINGET": lambda machine, number: machine.push(machine.memory[number]),
-    "LONG_BINGET": lambda machine, number: machine.push(machine.memory[number]),
+    "LIST": lambda machine, _: machine.push(machine.pop_mark()),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_mark())),
+    "TUPLE1": lambda machine, _: machine.push(tuple(machine.pop(1))),
+    "TUPLE2": lambda machine, _: machine.push(tuple(machine.pop(2))),
+    "TUPLE3": lambda machine, _: machine.push(tuple(machine.pop(3))),
+    "APPEND": lambda machine, _: machine.append(machine.pop(1)),
+    "APPENDS": lambda machine, _: machine.append(machine.pop_mark()),
+    "SETITEM": lambda machine, _: machine.set(machine.pop(2)),
+    "SETITEMS": lambda machine, _: machine.set(machine.pop_mark()),
+    "PUT": lambda machine, number: machine.memoize(number),
+    "BINPUT": lambda machine, number: machine.memoize(number),
+    "LONG_BINPUT": lambda machine, number: machine.memoize(number),
+    "MEMOIZE": lambda machine, _: machine.memoize(len(machine.memo)),
+    "GET": lambda machine, number: machine.push(machine.memo[number]),
+    "BINGET": lambda machine, number: machine.push(machine.memo[number]),
+    "LONG_BINGET": lambda machine, number: machine.push(machine.memo[number]),
     "GLOBAL": lambda machine, name: machine.name(*name.split(" ", 1)),
-    "STACK_GLOBAL": lambda machine, _: machine.name(*map(_text, machine.last(2))),
+    "STACK_GLOBAL": lambda machine, _: machine.name(*map(_text, machine.pop(2))),
     "REDUCE": lambda machine, _: machine.call(),
     "BUILD": lambda machine, _: machine.build(),
 }
-_ADMITTED: dict[str, Callable[..., Any]] = {
+_ALLOWED: dict[str, Callable[..., Any]] = {
     "numpy.ndarray": _Machine.no_array,
     "numpy.dtype": lambda _, *arguments: _Type(*arguments),
     "numpy._core.multiarray._reconstruct": lambda _, *arguments: _Array(),
     "numpy._core.multiarray.scalar": _Machine.scalar,
-    "numpy._core.numeric._frombuffer": _Machine.array,
+    "numpy._core.numeric._frombuffer": lambda machine, *arguments: _Array(machine.array(*arguments[:4])),
     "_codecs.encode": _Machine.encode,  # how Python 3 writes bytes for Python 2,
     "__builtin__.bytes": lambda _: b"",  # and none
 }
 
 
 def _plain(value: object, seen: dict[int, Any] | None = None, depth: int = 0) -> Any:
-    """The value with arrays for their stand-ins, once everything in it was seen to be plain data."""
-    seen = {} if seen is None else seen  # a list that occurs a million times is looked at once
+    """The value with its arrays in place; anything but plain data is refused."""
+    seen = {} if seen is None else seen  # a list that is referenced a million times is visited once
     if value is None or isinstance(value, str | bytes | int | float):
         return value
     if isinstance(value, _Array) and value.array is not None:

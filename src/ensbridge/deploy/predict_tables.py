@@ -17,8 +17,8 @@ import numpy as np
 
 from ensbridge.data.folder import SUFFIXES
 from ensbridge.data.image_io import LARGEST_FILE
+from ensbridge.data.image_parts import columns_of
 from ensbridge.data.npy import Header, read_header
-from ensbridge.data.stored_images import columns_of
 from ensbridge.deploy.batch import Entry, Unreadable, check_pixels
 from ensbridge.utils.files import open_regular_file
 from ensbridge.utils.text import one_line

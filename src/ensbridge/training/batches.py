@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.data.examples import ExampleSet
-from ensbridge.data.stream import Stream, map_tensors, tensors_of
+from ensbridge.data.stream import Stream
 from ensbridge.data.stream_reader import AbstractReader, open_reader
 from ensbridge.training.config import FitConfig, PerMemberShuffle, derive_seed
 from ensbridge.training.distributed import Engine
 from ensbridge.training.output_cache import CachedData, length_of
+from ensbridge.utils.inputs import map_inputs, tensors_of
 
 TrainData = ExampleSet | Stream | CachedData
 
@@ -32,13 +33,14 @@ class Inputs:
     def tensors(self) -> list[Tensor]:
         """All of it in one list."""
         outputs = [tensor for output in self.outputs.values() for tensor in output]
-        return [*tensors_of(self.images), *tensors_of(self.labels), *outputs]
+        labels = [] if self.labels is None else [self.labels]
+        return [*tensors_of(self.images), *labels, *outputs]
 
     def clone(self) -> Inputs:
         """The same in memory of its own."""
         outputs = {net: tuple(tensor.clone() for tensor in output) for net, output in self.outputs.items()}
         labels = None if self.labels is None else self.labels.clone()
-        return Inputs(map_tensors(torch.clone, self.images), labels, outputs)
+        return Inputs(map_inputs(torch.clone, self.images), labels, outputs)
 
 
 class AbstractBatches(ABC):

