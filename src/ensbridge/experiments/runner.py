@@ -124,7 +124,7 @@ class Run:
 
         def work(progress: StepCallback) -> None:
             if self.device.type == "cuda":
-                torch.cuda.set_device(self.device)  # of this thread
+                torch.cuda.set_device(self.device.index or 0)  # of this thread
             for job in chain:
                 self._train(job, progress)
 
