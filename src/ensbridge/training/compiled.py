@@ -52,7 +52,7 @@ class CompiledStep(AbstractStep):
         self.sums: dict[str, Tensor] = {}
         self.drawing = torch.Generator(device)  # makes the next batch
         self.generator = torch.Generator(device)  # continues where the drawing of this batch ended
-        self.fetching, self.teaching, self.training = (_Streams(device) for _ in range(3))
+        self.fetching, self.teaching, self.training, self.updating = (_Streams(device) for _ in range(4))
         self.compile()
         self.held = self.fetch().clone()
         self.held_step = -1
@@ -122,7 +122,8 @@ class CompiledStep(AbstractStep):
         self.training.join()  # the backward pass runs where the forward pass ran
         bad = (~torch.isfinite(loss + self.optimizers.gradient_norm())).float()
         if loss.is_cuda:
-            self.optimizers.step(refuse=bad)
+            self.updating.start(self.optimizers.updates(refuse=bad))
+            self.updating.join()
         elif not bad:
             self.optimizers.step()
         self.average.update(self.decays)

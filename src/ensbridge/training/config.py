@@ -24,6 +24,7 @@ MOST = {
 }
 MOST_STEPS = 10**9
 Precision = Literal["auto", "float32", "bfloat16"]
+Optimizer = Literal["adam", "sgd", "muon"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class FitConfig:
         epochs: Passes over the data, which need not be whole.
         batch_size: Images per step, of all processes together.
         lr: The highest learning rate.
-        optimizer: "adam" or "sgd".
+        optimizer: "adam", "sgd" or "muon".
         momentum: Of SGD.
-        weight_decay: Of either optimiser.
+        weight_decay: Of the optimiser; of Muon for matrices alone.
         warmup_steps: Steps over which the rate rises.
         warmup_lr: Where it rises from.
         augment: What is done to each batch.
@@ -53,7 +54,7 @@ class FitConfig:
     epochs: float
     batch_size: int
     lr: float
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Optimizer = "adam"
     momentum: float = 0.9
     weight_decay: float = 0.0
     warmup_steps: int = 0
@@ -66,8 +67,8 @@ class FitConfig:
     steps: int | None = None  # in place of epochs, where nobody knows how many images there are
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("adam", "sgd"):
-            raise ValueError(f"optimizer is {self.optimizer!r}; it must be 'adam' or 'sgd'")
+        if self.optimizer not in get_args(Optimizer):
+            raise ValueError(f"optimizer is {self.optimizer!r}; it must be one of {get_args(Optimizer)}")
         if self.precision not in get_args(Precision):
             raise ValueError(f"precision is {self.precision!r}; it must be one of {get_args(Precision)}")
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int):

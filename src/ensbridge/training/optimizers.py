@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from ensbridge.methods.base import AbstractTrainable
 from ensbridge.training.config import FitConfig
+from ensbridge.training.muon import Muon, is_matrix
 from ensbridge.utils.text import short
 
 Configs = FitConfig | Mapping[str, FitConfig]
-_MEMORY = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}  # of each weight
+_ADAM, _MOMENTUM = {"step", "exp_avg", "exp_avg_sq"}, {"momentum_buffer"}  # what is kept of each weight
 
 
 def shared_config(method: AbstractTrainable, config: Configs) -> FitConfig:
@@ -76,13 +77,17 @@ class Optimizers:
         for optimizer, _ in self.parts.values():
             optimizer.zero_grad(set_to_none=True)
 
-    def step(self, refuse: Tensor | None = None) -> None:
-        """Update the weights, unless `refuse`, a number on the device, is not 0."""
+    def step(self) -> None:
+        """Update the weights."""
         for optimizer, _ in self.parts.values():
-            if refuse is not None:
-                # Fused kernels take these as a gradient scaler would set them, and skip the update.
-                optimizer.found_inf, optimizer.grad_scale = refuse, None  # type: ignore[attr-defined]
             optimizer.step()
+
+    def updates(self, refuse: Tensor) -> list[Callable[[], None]]:
+        """What updates the weights of each part, unless `refuse`, a number on the device, is not 0."""
+        for optimizer, _ in self.parts.values():
+            # Fused kernels take these as a gradient scaler would set them, and skip the update.
+            optimizer.found_inf, optimizer.grad_scale = refuse, None  # type: ignore[attr-defined]
+        return [optimizer.step for optimizer, _ in self.parts.values()]  # type: ignore[misc]
 
     def gradient_norm(self) -> Tensor:
         """The norm of all gradients."""
@@ -104,7 +109,7 @@ class Optimizers:
     def check(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Refuse, with ValueError, tensors that cannot be the memory of these optimisers at a step."""
         weights = {
-            (name, str(index)): (weight, _MEMORY[config.optimizer])
+            (name, str(index)): (weight, _memory(config, weight))
             for name, (optimizer, config) in self.parts.items()
             for index, weight in enumerate(optimizer.param_groups[0]["params"])
         }
@@ -140,10 +145,18 @@ class Optimizers:
                         tensor.zero_() if old is None else tensor.copy_(old)
 
 
+def _memory(config: FitConfig, weight: Tensor) -> set[str]:
+    """The names of what an optimiser keeps of a weight."""
+    momentum = is_matrix(weight) if config.optimizer == "muon" else config.optimizer == "sgd"
+    return _MOMENTUM if momentum else _ADAM
+
+
 def _optimizer(config: FitConfig, student: nn.Module, captured: bool) -> torch.optim.Optimizer:
     parameters = [weight for weight in student.parameters() if weight.requires_grad]
     lr = torch.tensor(config.lr, device=parameters[0].device) if captured else config.lr
     decay, fused = config.weight_decay, captured or None
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=lr, weight_decay=decay, fused=fused, capturable=captured)
+    if config.optimizer == "muon":
+        return Muon(parameters, lr, decay)
     return torch.optim.SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=decay, fused=fused)
