@@ -15,7 +15,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from ensbridge.bridge.sampler import sample
+from ensbridge.bridge.sampler import Features, sample
 from ensbridge.bridge.schedule import BridgeSchedule, PosteriorVariance, TemperatureLaw
 
 ZInput = Literal["paper", "dead", "none", "informative"]
@@ -28,7 +28,7 @@ class AbstractBridge(nn.Module, ABC):
     steps: int  # how often its network runs for one prediction
 
     @abstractmethod
-    def forward(self, h: Tensor, source_logits: Tensor) -> Tensor:
+    def forward(self, h: Features, source_logits: Tensor) -> Tensor:
         """Logits (B, K) from the feature h and the source's logits (B, K), at least float32."""
 
 
@@ -136,7 +136,7 @@ class Bridge(AbstractBridge):
         """A copy with the same weights on another time grid."""
         return Bridge(copy.deepcopy(self.score), self.config, times)
 
-    def residual(self, h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
+    def residual(self, h: Features, z_t: Tensor, t: Tensor) -> Tensor:
         """√beta·ε, which is (Z_t - Z_0) / √t: the network's own output.
 
         With beta = 1e-4 the raw target is a hundred times Z_1 - Z_0; in this unit Adam sees targets of
@@ -144,7 +144,7 @@ class Bridge(AbstractBridge):
         """
         return self.score(h, z_t, t).to(z_t.dtype)
 
-    def epsilon(self, h: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
+    def epsilon(self, h: Features, z_t: Tensor, t: Tensor) -> Tensor:
         """The score ε(h, Z_t, t) that the sampler asks for."""
         return self.residual(h, z_t, t) / math.sqrt(self.config.beta)
 
@@ -159,7 +159,7 @@ class Bridge(AbstractBridge):
         return z1 - z1.mean(-1, keepdim=True) if self.config.centre else z1
 
     def path(
-        self, h: Tensor, source_logits: Tensor, generator: torch.Generator | None = None
+        self, h: Features, source_logits: Tensor, generator: torch.Generator | None = None
     ) -> list[Tensor]:
         """Every state of a sample [Z_1, …, Z_0].
 
@@ -178,11 +178,11 @@ class Bridge(AbstractBridge):
         z1 = self.start(source_logits, temperature)
         return sample(self.epsilon, self.schedule, z1, h, self.times, generator, noise=noisy)
 
-    def forward(self, h: Tensor, source_logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, h: Features, source_logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Z_0, the logits (B, K) that stand in for the ensemble's."""
         return self.path(h, source_logits, generator)[-1]
 
-    def draw(self, h: Tensor, source_logits: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    def draw(self, h: Features, source_logits: Tensor, samples: int, generator: torch.Generator) -> Tensor:
         """Samples of Z_0, shape (S, B, K)."""
         return torch.stack([self(h, source_logits, generator) for _ in range(samples)])
 
@@ -196,6 +196,6 @@ class FeatureBridge(AbstractBridge):
         super().__init__()
         self.net = net
 
-    def forward(self, h: Tensor, source_logits: Tensor) -> Tensor:
+    def forward(self, h: Features, source_logits: Tensor) -> Tensor:
         """Logits (B, K) from the feature; the source's logits are not read."""
         return self.net(h).to(source_logits.dtype)

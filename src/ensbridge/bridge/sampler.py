@@ -14,10 +14,11 @@ from torch import Tensor
 
 from ensbridge.bridge.schedule import BridgeSchedule
 
-Score = Callable[[Tensor, Tensor, Tensor], Tensor]
+Features = Tensor | tuple[Tensor, ...]  # what is read of the source: one module's output, or several modules'
+Score = Callable[[Features, Tensor, Tensor], Tensor]
 
 
-def estimate_z0(score: Score, schedule: BridgeSchedule, z_t: Tensor, h: Tensor, t: Tensor) -> Tensor:
+def estimate_z0(score: Score, schedule: BridgeSchedule, z_t: Tensor, h: Features, t: Tensor) -> Tensor:
     """One estimate of the end of the bridge from time t: Ẑ_0 = Z_t - sigma_t·ε(h, Z_t, t).
 
     >>> schedule = BridgeSchedule()
@@ -33,7 +34,7 @@ def sample(
     score: Score,
     schedule: BridgeSchedule,
     z1: Tensor,
-    h: Tensor,
+    h: Features,
     times: Sequence[float] | None = None,
     generator: torch.Generator | None = None,
     noise: bool = True,

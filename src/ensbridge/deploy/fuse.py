@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ensbridge.bridge.bridge import Bridge
-from ensbridge.models import MapScore, ScoreNet
+from ensbridge.bridge.sampler import Features
+from ensbridge.models import MapScore, PyramidScore, ScoreNet
 from ensbridge.models.ensemble import ensemble_logit
 from ensbridge.models.fast_ensemble import AbstractFastEnsemble, FastEnsemble
 from ensbridge.models.inverted_residual import InvertedResidual
@@ -36,7 +37,7 @@ class InferenceModel(AbstractFastEnsemble):
     def __init__(self, fast: FastEnsemble) -> None:
         super().__init__()
         fast = copy.deepcopy(fast).eval().requires_grad_(False)
-        self.source, self.feature = fast.source, fast.feature
+        self.source, self.features = fast.source, fast.features
         self.temperature, self.source_logit_weight = fast.temperature, fast.source_logit_weight
         self.average_source = fast.average_source
         self.bridges = nn.ModuleList(_prepare(bridge) for bridge in fast.bridges)
@@ -56,7 +57,7 @@ class OneStep(nn.Module):
         self.temperature, self.centre = bridge.config.temperature.mean, bridge.config.centre
         self.score = score
 
-    def forward(self, h: Tensor, source_logits: Tensor) -> Tensor:
+    def forward(self, h: Features, source_logits: Tensor) -> Tensor:
         """Z_0 (B, K). At t = 1 the step's sigma_t·ε is the network's own output."""
         z1 = source_logits / self.temperature
         z1 = z1 - z1.mean(-1, keepdim=True) if self.centre else z1
@@ -139,6 +140,9 @@ def _folded(score: nn.Module) -> nn.Module | None:
             return None
         # What comes before, the feature's layout, its type and the entry, stays the MapScore's own.
         score.score = inner  # type: ignore[assignment]
+        fold_batch_norm(score)
+        return score
+    if isinstance(score, PyramidScore):
         fold_batch_norm(score)
         return score
     if not isinstance(score, ScoreNet):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from ensbridge.bridge.sampler import Features
 from ensbridge.data.examples import ExampleSet
 from ensbridge.methods.base import Batch, feature_names_of
 from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit
@@ -102,11 +103,13 @@ def predict_batch(models: Mapping[str, nn.Module], images: Inputs) -> dict[str, 
     batch = Batch(
         images,
         None,
-        feature_names=feature_names_of([(Ensemble([model.source]), model.feature or None) for model in fast]),
+        feature_names=feature_names_of(
+            [(Ensemble([model.source]), name) for model in fast for name in model.features or (None,)]
+        ),
     )
-    crossed: dict[tuple[nn.Module, Tensor], Tensor] = {}
+    crossed: dict[tuple[nn.Module, Features], Tensor] = {}
 
-    def call(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
+    def call(bridge: nn.Module, h: Features, source_logits: Tensor) -> Tensor:
         key = bridge, h  # the same feature of the same source is the same tensor
         if key not in crossed:
             crossed[key] = bridge(h, source_logits)

@@ -44,7 +44,7 @@ class JointDistillation(AbstractMethod):
         ensemble: Ensemble,
         source: nn.Module,
         bridges: Mapping[str, Bridge],
-        feature: str,
+        feature: str | Sequence[str],
         *,
         end_to_end: bool = False,
         ema: EmaRule | None = None,
@@ -53,20 +53,23 @@ class JointDistillation(AbstractMethod):
             raise ValueError(
                 "JointDistillation was given 0 bridges; use EnsembleDistillation for a source alone"
             )
-        find_module(source, feature)
+        self.features = (feature,) if isinstance(feature, str) else tuple(feature)
+        for name in self.features:
+            find_module(source, name)
         self.ensemble, self.source, self.bridges = ensemble.eval(), source, dict(bridges)
-        self.feature, self.end_to_end, self.ema = feature, end_to_end, ema
+        self.end_to_end, self.ema = end_to_end, ema
         self.student = nn.ModuleDict({"source": source, "bridges": nn.ModuleDict(self.bridges)})
-        self._extractor = FeatureExtractor(source, feature)
+        self._extractor = FeatureExtractor(source, *self.features)
 
     def loss(self, batch: Batch) -> Tensor:
         """The sum of the source's and the bridges' KL divergences from the ensemble, mean over the batch."""
         target = ensemble_logit(batch.member_logits(self.ensemble)).log_softmax(-1)
-        logits, h = self._extractor(batch.images)
+        logits, *maps = self._extractor(batch.images)
         logits = at_least_float32(logits)
         losses = [kl_loss(target, logits)]
         if not self.end_to_end:
-            logits, h = logits.detach(), h.detach()
+            logits, maps = logits.detach(), [h.detach() for h in maps]
+        h = maps[0] if len(maps) == 1 else tuple(maps)
         for bridge in self.bridges.values():
             temperature = bridge.draw_temperature(len(logits), logits.device, batch.generator)
             z1 = bridge.start(logits, temperature)
@@ -83,13 +86,13 @@ class JointDistillation(AbstractMethod):
         return FastEnsemble(
             self.source,
             [self.bridges[name] for name in names],
-            self.feature,
+            self.features,
             members=len(self.ensemble),
             source_distilled=True,
         )
 
     def networks(self) -> Sequence[nn.Module]:
-        """The source with its feature, and the score networks."""
+        """The source with its features, and the score networks."""
         return [self._extractor, *(bridge.score for bridge in self.bridges.values())]
 
     def teachers(self) -> Sequence[Teacher]:
@@ -101,7 +104,7 @@ class JointDistillation(AbstractMethod):
         return {
             "method": "joint_distillation",
             "end_to_end": self.end_to_end,
-            "feature": self.feature,
+            "feature": self.features[0] if len(self.features) == 1 else list(self.features),
             "teachers": weights_digest(self.ensemble),
             "source": str(self.source),
             "bridges": {

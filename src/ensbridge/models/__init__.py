@@ -8,6 +8,7 @@ from ensbridge.models.frn import FRN as FRN
 from ensbridge.models.named import ImageInput as ImageInput
 from ensbridge.models.named import NamedNetwork as NamedNetwork
 from ensbridge.models.preprocessed import Preprocessed as Preprocessed
+from ensbridge.models.pyramid_score import PyramidScore as PyramidScore
 from ensbridge.models.resnet import BasicBlock as BasicBlock
 from ensbridge.models.resnet import ResNet as ResNet
 from ensbridge.models.resnet import initialise as initialise

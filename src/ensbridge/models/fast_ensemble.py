@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import AbstractBridge
+from ensbridge.bridge.sampler import Features
 from ensbridge.models.calibration import calibrated
 from ensbridge.models.ensemble import Ensemble, Forward, at_least_float32, ensemble_logit
 from ensbridge.models.features import find_module, forward_with_features, uncompiled
@@ -49,7 +50,7 @@ class TrainedBridge(Protocol):
         ...
 
 
-def call_bridge(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
+def call_bridge(bridge: nn.Module, h: Features, source_logits: Tensor) -> Tensor:
     """Run a bridge."""
     return bridge(h, source_logits)
 
@@ -57,12 +58,12 @@ def call_bridge(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
 class AbstractFastEnsemble(nn.Module, ABC):
     """The one forward pass of a source with bridges, whatever its bridges were made into.
 
-    Without bridges it is the source's, calibrated, and `feature` is "".
+    Without bridges it is the source's, calibrated, and `features` is empty.
     """
 
     source: nn.Module
     bridges: nn.ModuleList
-    feature: str
+    features: tuple[str, ...]  # what is read of the source beside its logits: what bridges read
     temperature: float
     source_logit_weight: float
     average_source: bool
@@ -73,11 +74,6 @@ class AbstractFastEnsemble(nn.Module, ABC):
     def mean(self, logits: Sequence[Tensor]) -> Tensor:
         """The centred logits (B, K) of the mean of several predictions' softmax, or of one."""
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """What is read of the source beside its logits: the bridges' feature, nothing without bridges."""
-        return (self.feature,) if self.feature else ()
-
     def forward(self, *inputs: Any, **named: Tensor) -> Tensor:
         """Logits (B, K), for what the source is called with: `fast(images)`, `fast(input_ids=…, …)`."""
         return self.with_source(pack(inputs, named))[0]
@@ -86,7 +82,7 @@ class AbstractFastEnsemble(nn.Module, ABC):
         self,
         inputs: Inputs,
         run: Forward = forward_with_features,
-        call: Callable[[nn.Module, Tensor, Tensor], Tensor] = call_bridge,
+        call: Callable[[nn.Module, Features, Tensor], Tensor] = call_bridge,
     ) -> tuple[Tensor, Tensor]:
         """Logits (B, K) and, from the same pass, the source's own.
 
@@ -97,7 +93,8 @@ class AbstractFastEnsemble(nn.Module, ABC):
         try:
             source_logits, *read = run(self.source, inputs, *self.features)
             source_logits = at_least_float32(source_logits)
-            logits = [call(bridge, h, source_logits) for h in read for bridge in self.bridges]
+            h = read[0] if len(read) == 1 else tuple(read)
+            logits = [call(bridge, h, source_logits) for bridge in self.bridges]
         except (RuntimeError, TypeError, ValueError, AssertionError, IndexError) as error:
             sentence = refusal(inputs, self.source, self.image_shape)
             if sentence is None or isinstance(error, torch.OutOfMemoryError):
@@ -133,7 +130,7 @@ class FastEnsemble(AbstractFastEnsemble):
         self,
         source: nn.Module,
         bridges: Sequence[AbstractBridge] = (),
-        feature: str | None = None,
+        feature: str | Sequence[str] | None = None,
         *,
         temperature: float = 1.0,
         source_logit_weight: float = 0.0,
@@ -155,9 +152,10 @@ class FastEnsemble(AbstractFastEnsemble):
                 f"source_logit_weight is {source_logit_weight}; it must be from {-most:g} to {most:g}"
             )
         source = uncompiled(source)
-        self.feature = feature if bridges and feature is not None else ""
-        if bridges:
-            find_module(source, self.feature)
+        names = (feature,) if isinstance(feature, str) else tuple(feature or [""])
+        self.features = names if bridges else ()
+        for name in self.features:
+            find_module(source, name)
         self.source = source
         self.bridges = nn.ModuleList(bridges)
         self.temperature, self.source_logit_weight = float(temperature), float(source_logit_weight)
@@ -186,6 +184,11 @@ class FastEnsemble(AbstractFastEnsemble):
         others = {network for method in methods for network in method.stands_for()} - {source}
         bridges = [method.bridge for method in methods]
         return cls(source, bridges, feature, members=1 + len(others), average_source=average_source)
+
+    @property
+    def feature(self) -> str:
+        """What bridges read of the source, the first where it is several; "" without bridges."""
+        return self.features[0] if self.features else ""
 
     def each_bridge(self) -> list[AbstractBridge]:
         """The bridges, with their type."""

@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ensbridge.models import MapScore, NamedNetwork, Preprocessed, ResNet, ScoreNet, Tail, TokenScore
+from ensbridge.models import (
+    MapScore,
+    NamedNetwork,
+    Preprocessed,
+    PyramidScore,
+    ResNet,
+    ScoreNet,
+    Tail,
+    TokenScore,
+)
 from ensbridge.utils.text import one_line, short
 from ensbridge.utils.typed_json import JsonReader
 
@@ -25,9 +34,9 @@ REMEDY = "save the model again, or restore the file"
 READER = JsonReader(REMEDY)
 
 # All that a file may name without the caller's leave. Looked up, never imported.
-OURS: dict[str, type[MapScore | NamedNetwork | ResNet | ScoreNet | Tail | TokenScore]] = {
+OURS: dict[str, type[MapScore | NamedNetwork | PyramidScore | ResNet | ScoreNet | Tail | TokenScore]] = {
     f"ensbridge.nets:{kind.__name__}": kind
-    for kind in (MapScore, NamedNetwork, ResNet, ScoreNet, Tail, TokenScore)
+    for kind in (MapScore, NamedNetwork, PyramidScore, ResNet, ScoreNet, Tail, TokenScore)
 }
 _PATH = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*:[a-z_]\w*", re.ASCII | re.IGNORECASE)
 _PRIVATE = re.compile(r"(?:^|[.:])_")

@@ -68,10 +68,15 @@ def _what(fast: FastEnsemble, description: Description) -> str:
     )
     return (
         f"An ensbridge `FastEnsemble`: {source} that runs once, and "
-        f"{_count(len(bridges), kind)} of {_count(steps, 'step')} from its feature "
-        f"`{_text(fast.feature)}` towards the prediction of {stands}. The softmax of its output is the mean "
+        f"{_count(len(bridges), kind)} of {_count(steps, 'step')} from its "
+        f"{_read(fast.features)} towards the prediction of {stands}. The softmax of its output is the mean "
         f"over {mean}{share} at temperature {fast.temperature:g}."
     )
+
+
+def _read(features: Sequence[str]) -> str:
+    names = " and ".join(f"`{_text(name)}`" for name in features)
+    return f"feature{'s' * (len(features) > 1)} {names}"
 
 
 def _cost(fast: FastEnsemble, facts: Facts) -> str:

@@ -129,7 +129,7 @@ class Description:
 
     format: Literal["ensbridge.FastEnsemble"]
     version: Literal[1]
-    feature: str
+    feature: str | tuple[str, ...]  # the modules of the source that bridges read
     temperature: Annotated[float, Range(*TEMPERATURES)]
     members: Annotated[int, Range(1, MOST_MEMBERS)]
     average_source: bool
@@ -159,7 +159,7 @@ class Description:
         raw = cls(
             format=FORMAT,
             version=VERSION,
-            feature=fast.feature,
+            feature=fast.feature if len(fast.features) < 2 else fast.features,
             temperature=fast.temperature,
             members=fast.members,
             average_source=fast.average_source,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import Bridge
+from ensbridge.bridge.sampler import Features
 from ensbridge.deploy.batch import Pixels
 from ensbridge.deploy.export import image_like
 from ensbridge.deploy.members import WEIGHTS, Overrides, open_member
@@ -117,7 +118,7 @@ class ServedModel:
         images = images.to(self.settings.device)
         paths: dict[str, Tensor] = {}
 
-        def call(bridge: nn.Module, h: Tensor, source_logits: Tensor) -> Tensor:
+        def call(bridge: nn.Module, h: Features, source_logits: Tensor) -> Tensor:
             if not isinstance(bridge, Bridge):
                 return call_bridge(bridge, h, source_logits)
             states = bridge.path(h, source_logits)
