@@ -62,8 +62,10 @@ def run(kind: str, seed: int) -> list[float]:
     options = {"budget": 1.5, "epochs": 20, "seed": seed, "quiet": True}
     control = eb.compress([nets[0], copy.deepcopy(nets[0])], train[0], val, **options)
     found = eb.compress(nets, train[0], val, **options).fidelity(test, members=nets, control=control)
-    one, ours, all_three, gain = found.source_row, found.row, found.ensemble_row, found.nll_gain_over_control
-    return [one.nll, all_three.nll, ours.nll, ours.nll + gain, gain, found.worth_it]
+    rows, gain = (found.source_row, found.ensemble_row, found.row), found.nll_gain_over_control
+    assert gain is not None
+    one, all_three, ours = (row.nll for row in rows if row is not None)
+    return [one, all_three, ours, ours + gain, gain, found.worth_it]
 
 
 if __name__ == "__main__":
