@@ -1,7 +1,7 @@
 """What studies on CIFAR share: their command line, the data, the members, and a bridge as a method to train.
 
 DATA is an npz or a folder of the set, or its name where `ensbridge data get` has put it. Members' weights are
-member-k.safetensors in --weights; CIFAR-10's first is the source of zoo:cifar10.
+member-k.safetensors in --weights.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from safetensors.torch import load_file
 
 import ensbridge as eb
 from ensbridge.experiments import MethodSpec, Recipe, Run
@@ -61,8 +62,19 @@ def begin(parser: argparse.ArgumentParser) -> Given:
 
 def members_of(weights: Path | None, recipe: Recipe) -> eb.Ensemble:
     """The members in a folder, or those that lie in results/."""
-    first = f"zoo:{recipe.name}" if recipe.name == "cifar10" else None
-    return eb.experiments.load_members(weights or RESULTS / recipe.name, recipe, first).to(DEVICE)
+    return eb.experiments.load_members(weights or RESULTS / recipe.name, recipe).to(DEVICE)
+
+
+def frozen_with(*bridges: str) -> eb.FastEnsemble:
+    """CIFAR-10's first member with bridges towards the first three (KL, T = 4): "1", "2" or "control"."""
+    recipe, loaded = eb.experiments.cifar10(), []
+    for name in bridges:
+        score = recipe.score("none")
+        loaded.append(eb.methods.Bridge(score, at_temperature(4.0), (0.0, 1.0)))
+        loaded[-1].load_state_dict(load_file(RESULTS / "cifar10" / f"bridge-kl-{name}.safetensors"))
+    source = members_of(None, recipe).source
+    members = 1 if bridges == ("control",) else 3
+    return eb.FastEnsemble(source, loaded, recipe.feature, members=members).eval().to(DEVICE)
 
 
 def fit_config(options: argparse.Namespace, seed: int = 0) -> eb.FitConfig:

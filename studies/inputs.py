@@ -2,8 +2,8 @@
 
     python studies/inputs.py cifar10 [--count 1500]
 
-For each kind of input, in nats an image: KL from DE-3's prediction to that of the source, of zoo:cifar10's
-bridge and of its control (trained towards the source alone). Training and validation images only.
+For each kind of input, in nats an image: KL from DE-3's prediction to that of the source, of a bridge
+(KL, T = 4) and of its control (trained towards the source alone). Training and validation images only.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import argparse
 from dataclasses import replace
 
 import torch
-from safetensors.torch import load_file
 
 import ensbridge as eb
-from common import CROP, DEVICE, RESULTS, members_of
+from common import CROP, DEVICE, frozen_with, members_of
 
 PLAIN = eb.data.Augment()
 KINDS = {
@@ -37,8 +36,7 @@ def main() -> None:
     options = asked.parse_args()
     data = eb.data.open_splits(options.data)
     ensemble = members_of(None, eb.experiments.cifar10()).first(3)
-    control, bridge = (eb.load("zoo:cifar10").to(DEVICE) for _ in range(2))
-    control.bridges[0].load_state_dict(load_file(RESULTS / "cifar10" / "bridge-kl-control.safetensors"))
+    control, bridge = frozen_with("control"), frozen_with("1")
     models = {"DE-3": ensemble, "source": ensemble.source, "control": control, "bridge": bridge}
     print("| inputs | source | control | bridge | control − bridge | DE-3's entropy |\n" + "|---" * 6 + "|")
     for name, (part, augment) in KINDS.items():

@@ -26,7 +26,7 @@ from ensbridge.metrics import augrc, aurc, auroc_difference, delong, fpr95, rank
 from provenance import provenance
 
 OOD = ("cifar100", "digits", "uniform", "gaussian", "textures")
-OTHERS = ("zoo:cifar10", "second bridge", "zoo:cifar10-2", "control")
+OTHERS = ("one bridge", "second bridge", "two bridges", "control")
 Rows = list[dict[str, Any]]
 Scores = dict[str, dict[str, Tensor]]  # by model and by name
 
@@ -121,7 +121,7 @@ def trained(model: str) -> dict[str, Any]:
     """How a model was trained."""
     if model.startswith("DE-"):
         return provenance("cifar10", "DE", int(model.removeprefix("DE-")), 0)
-    seeds = {"second bridge": 1, "zoo:cifar10-2": [0, 1]}
+    seeds = {"second bridge": 1, "two bridges": [0, 1]}
     return provenance("cifar10", "DBN", 1 if model == "control" else 3, seeds.get(model, 0))
 
 

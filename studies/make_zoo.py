@@ -1,65 +1,53 @@
-"""The zoo's models: bridges towards CIFAR-10's first three members at T = 4, of two seeds, with controls.
+"""The zoo's models, from the first seed of the best models for the cost (best_for_cost.py).
 
-    python studies/make_zoo.py cifar10 OUT --final [--zoo FOLDER]
+    python studies/make_zoo.py OUT/distilled-0-1-2 [--zoo FOLDER]
 
-zoo:cifar10 is the source with the bridge of seed 0, zoo:cifar10-2 with both, which see the images in two
-different orders. Each is saved with its measured scores in FOLDER, by default OUT/zoo.
+zoo:cifar10-distilled is the distilled network alone, zoo:cifar10 the same with the bridge that validation
+prefers within ×1.17, zoo:cifar10-2 with both bridges. Each is saved with its scores.
 """
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
 import ensbridge as eb
-from common import at_temperature, begin, bridge_spec, fit_config, parser
-from ensbridge.experiments import Experiment, Job, TableModel, bridge_model
+from best_for_cost import bridges_of
 
-ZOO = {1: "cifar10", 2: "cifar10-2"}  # by the number of bridges
-INFO = eb.evaluation.ModelInfo("DBN", 3, 1, 1, "kl", 4.0)
-
-
-def several(folders: list[str], name: str) -> TableModel:
-    """The source with the bridges of this name of several jobs."""
-    info = replace(INFO if name == "bridge" else INFO.as_control(), bridges=len(folders))
-    if len(folders) == 1:
-        return bridge_model(info, folders[0], [name])
-
-    def make(run: eb.experiments.Run) -> eb.FastEnsemble:
-        methods = [run.methods(folder)[name] for folder in folders]
-        return eb.FastEnsemble.of(
-            *(method for method in methods if isinstance(method, eb.methods.DiffusionBridge))
-        )
-
-    return TableModel(info, tuple(folders), make)
+ZOO: dict[str, tuple[str, ...]] = {
+    "cifar10-distilled": (),
+    "cifar10": ("coarse",),
+    "cifar10-2": ("coarse", "fine"),
+}
+HERE = Path(__file__).parent.parent / "src" / "ensbridge" / "zoo"
 
 
 def main() -> None:
-    """Train, measure, save."""
-    asked = parser(__doc__, epochs=320)
-    asked.add_argument("--zoo", type=Path, help="where models are saved")
-    options, recipe, data, members = begin(asked)
-    jobs = []
-    for seed in (0, 1):
-        fit = fit_config(options, seed)
-        targets = {"bridge": (0, 1, 2), "control": (0,)}
-        specs = {
-            name: bridge_spec(recipe, at_temperature(4.0), fit, target=target, start=(seed, "score"))
-            for name, target in targets.items()
-        }
-        jobs.append(Job(f"seed-{seed}", "bridges", specs))
-    folders = [job.folder for job in jobs]
-    models = tuple(several(folders[:count], name) for count in ZOO for name in ("bridge", "control"))
-    experiment = Experiment(tuple(jobs), models, {})
-    result = eb.experiments.run_study(experiment, recipe, data, options.out, members, final=options.final)
-    scores = [*result.scores.values()][-1]
-    print(scores.table())
-    for count, name in ZOO.items():
-        fast = several(folders[:count], "bridge").build(result.run)
-        assert isinstance(fast, eb.FastEnsemble)
-        fast.class_names, fast.image_shape, fast.pixel_range = recipe.class_names, (3, 32, 32), (0.0, 1.0)
-        rows = tuple(row for row in scores.rows if row.method == "DE" or row.bridges == count)
-        fast.cpu().eval().save((options.zoo or options.out / "zoo") / name, scores=replace(scores, rows=rows))
+    """Save each model."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    asked.add_argument("study", type=Path, help="what best_for_cost.py has left")
+    asked.add_argument("--zoo", type=Path, default=HERE, help="where models are saved")
+    options = asked.parse_args()
+    tests = options.study / "test.json"
+    scores = eb.evaluation.read_scores(tests if tests.exists() else options.study / "validation.json")
+    whole = eb.load(options.study / "models" / "distilled-0")
+    bridges = dict(zip(bridges_of("distilled"), whole.each_bridge(), strict=True))
+    classes = eb.data.CIFAR10_CLASSES
+    for name, chosen in ZOO.items():
+        fast = eb.FastEnsemble(
+            whole.source,
+            [bridges[label] for label in chosen],
+            whole.features,
+            members=whole.members,
+            source_distilled=True,
+            image_shape=(3, 32, 32),
+            pixel_range=(0.0, 1.0),
+            class_names=classes,
+        )
+        measured = {" + ".join(("distilled 0", *some)) for some in (chosen, chosen[::-1])}
+        rows = tuple(row for row in scores.rows if row.method == "DE" or row.model in measured)
+        fast.eval().save(options.zoo / name, scores=replace(scores, rows=rows), dataset="cifar10")
 
 
 if __name__ == "__main__":

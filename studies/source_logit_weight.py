@@ -1,7 +1,7 @@
 """What a share of the source's own logits adds to a temperature: fitted on validation, measured on test.
 
     python studies/source_logit_weight.py runs/seed0 runs/seed1       # folders of `ensbridge quickstart`
-    python studies/source_logit_weight.py --cifar10 cifar10           # the models of the zoo
+    python studies/source_logit_weight.py --cifar10 cifar10           # those with KL at T = 4 there
     python studies/source_logit_weight.py --cifar10 cifar10 --corrupted CIFAR-10-C [--images 1000]
 
 For each bridge of one step: accuracy and NLL as trained, with a temperature, and with temperature and share,
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import ensbridge as eb
-from common import DEVICE
+from common import DEVICE, frozen_with
 from ensbridge.data import ImageSet
 
 # What lines say of it, the images, and how many times each of them is there.
@@ -96,14 +96,14 @@ def main() -> None:
         show(bridges, source, run.data.val, [("", run.data.test, 1)])
     if options.cifar10:
         data = eb.data.open_splits(options.cifar10)
-        one, two = (eb.load(name).to(DEVICE) for name in ("zoo:cifar10", "zoo:cifar10-2"))
+        one, two = frozen_with("1"), frozen_with("1", "2")
         two.source = one.source  # the same weights, to run once
         tests = (
             corrupted(options.corrupted, options.images)
             if options.corrupted
             else [("", data.test.to(DEVICE), 1)]
         )
-        show({"`zoo:cifar10`": one, "`zoo:cifar10-2`": two}, one.source, data.val.to(DEVICE), tests)
+        show({"one bridge": one, "two bridges": two}, one.source, data.val.to(DEVICE), tests)
 
 
 if __name__ == "__main__":

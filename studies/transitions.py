@@ -2,8 +2,8 @@
 
     python studies/transitions.py cifar10
 
-As the paper's Figures 2 and 6, for the bridge of zoo:cifar10 on its schedule's five steps; its network does
-not see Z_t, so that five steps end where one does. Puts them into results/cifar10/seed0-test.json, with the
+As the paper's Figures 2 and 6, for a bridge (KL, T = 4) on its schedule's five steps; its network does not
+see Z_t, so that five steps end where one does. Puts them into results/cifar10/seed0-test.json, with the
 images' numbers and without their pixels; then `make_summaries.py` draws the report page. It takes about five
 minutes of one CPU core.
 """
@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict, replace
 
 import ensbridge as eb
-from common import RESULTS, members_of
+from common import RESULTS, frozen_with, members_of
 from ensbridge.methods import Bridge
 
 SCORES, TEACHERS = RESULTS / "cifar10" / "seed0-test.json", 3
@@ -23,7 +23,7 @@ SCORES, TEACHERS = RESULTS / "cifar10" / "seed0-test.json", 3
 
 def main() -> None:
     """Predict, and write the examples."""
-    test, fast = eb.data.open_splits(sys.argv[1]).test, eb.load("zoo:cifar10")
+    test, fast = eb.data.open_splits(sys.argv[1]).test, frozen_with("1")
     members = list(members_of(None, eb.experiments.cifar10()).members)[:TEACHERS]
     nets = {"source": members[0], "ensemble": eb.Ensemble(members)}
     predictions = eb.evaluation.predict_each(nets, test, 250)

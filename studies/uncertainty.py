@@ -2,7 +2,7 @@
 
     python studies/uncertainty.py cifar10 cifar100 OUT
 
-The networks are the five members, both bridges of zoo:cifar10-2 (the first is that of zoo:cifar10) and the
+The networks are the five members, the two bridges beside the frozen source (KL, T = 4) and the
 control. Nothing is trained or chosen. The images are 5,000 of CIFAR-10's test images, 2,000 of its validation
 images, 2,000 of CIFAR-100's test images (near OOD), and digits, noise and textures (far OOD). OUT gets the
 predictions in parts of 500 images, so that a killed run resumes; on one core it takes about half an hour.
@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import ensbridge as eb
-from common import RESULTS, members_of
+from common import frozen_with, members_of
 
 REAL = {"test": 5000, "val": 2000, "cifar100": 2000}
 FAR = {"digits": 1797, "uniform": 2000, "gaussian": 2000, "textures": 2000}
@@ -28,12 +28,9 @@ PART = 500
 def networks() -> dict[str, torch.nn.Module]:
     """What is run, all bridges beside the same source."""
     members = members_of(None, eb.experiments.cifar10())
-    two, control = eb.load("zoo:cifar10-2"), eb.load("zoo:cifar10")
-    control.bridges[0].load_state_dict(load_file(RESULTS / "cifar10" / "bridge-kl-control.safetensors"))
-    bridges = zip(
-        ("bridge 1", "bridge 2", "control"), [*two.each_bridge(), *control.each_bridge()], strict=True
-    )
-    fast = {name: eb.FastEnsemble(members.source, [bridge], two.feature) for name, bridge in bridges}
+    all_three = frozen_with("1", "2", "control")
+    bridges = zip(("bridge 1", "bridge 2", "control"), all_three.each_bridge(), strict=True)
+    fast = {name: eb.FastEnsemble(members.source, [bridge], all_three.feature) for name, bridge in bridges}
     return {f"member {number}": net for number, net in enumerate(members.members, 1)} | fast
 
 

@@ -133,13 +133,13 @@ def test_what_the_docs_say_of_disagreement_is_what_was_measured() -> None:
     ranks = [
         value("correlation", "rank", images="test", target="DE-5", model=model, score=score)
         for model, score in (
-            ("zoo:cifar10", "disagreement"),
-            ("zoo:cifar10", "entropy"),
+            ("one bridge", "disagreement"),
+            ("one bridge", "entropy"),
             ("control", "disagreement"),
         )
     ]
     areas = [
-        value("detection", "auroc", images=images, model="zoo:cifar10", score=score)
+        value("detection", "auroc", images=images, model="one bridge", score=score)
         for images in ("errors", "cifar100")
         for score in ("disagreement", "entropy")
     ]

@@ -113,13 +113,6 @@ def test_seeds_measures_each_target_and_seed(images: str, tmp_path: Path) -> Non
     assert measured(tmp_path) == ["bridge to 1, 2, 3, seed 1", "control, seed 1"]
 
 
-def test_the_zoos_models_are_saved_with_their_scores(images: str, tmp_path: Path) -> None:
-    rehearse("make_zoo", images, tmp_path, *TRAINING)
-    loaded = [eb.load(tmp_path / "zoo" / name) for name in ("cifar10", "cifar10-2")]
-    assert [len(fast.bridges) for fast in loaded] == [1, 2]
-    assert len(measured(tmp_path)) == 4
-
-
 def test_levers_measures_every_bridge_alone_and_with_its_source(images: str, tmp_path: Path) -> None:
     rehearse("levers", images, tmp_path, *TRAINING, "--inputs", "1,0", "--joint")
     models = measured(tmp_path / "mixup1-cutmix0-joint")
@@ -148,6 +141,27 @@ def test_best_for_cost_measures_a_network_with_0_to_2_bridges(images: str, tmp_p
     rehearse("best_for_cost", images, tmp_path, *TRAINING, "--methods", "distilled", "wider")
     again = [row for row in eb.evaluation.read_scores(file).rows if row.method != "DE"]
     assert [row.nll for row in again] == pytest.approx([row.nll for row in rows], abs=1e-6)
+
+
+def test_the_zoos_models_are_saved_with_their_scores(images: str, tmp_path: Path) -> None:
+    rehearse("best_for_cost", images, tmp_path, *TRAINING)
+    rehearse("make_zoo", tmp_path / "distilled-0", "--zoo", tmp_path)
+    nlls = {
+        row.model: row.nll
+        for row in eb.evaluation.read_scores(tmp_path / "distilled-0" / "validation.json").rows
+    }
+    whole = eb.load(tmp_path / "distilled-0" / "models" / "distilled-0")
+    for name, count, model in (
+        ("cifar10-distilled", 0, "distilled 0"),
+        ("cifar10", 1, "distilled 0 + coarse"),
+        ("cifar10-2", 2, "distilled 0 + fine + coarse"),
+    ):
+        fast = eb.load(tmp_path / name)
+        assert len(fast.bridges) == count
+        assert f"{nlls[model]:.3f}" in (tmp_path / name / "README.md").read_text()
+        x = torch.rand(2, 3, 32, 32)
+        if count == 2:
+            assert torch.allclose(fast(x), whole(x), atol=1e-5)
 
 
 @pytest.mark.parametrize(

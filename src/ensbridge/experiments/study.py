@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ensbridge.data.digits import Splits
 from ensbridge.data.loader import ImageSet
-from ensbridge.deploy.saving import load
 from ensbridge.evaluation.evaluate import Evaluator, environment
 from ensbridge.evaluation.predict import predict_each
 from ensbridge.evaluation.scores import Scores
@@ -103,20 +102,15 @@ def _compressed(log_probs: Mapping[str, Tensor]) -> bytes:
     return file.getvalue()
 
 
-def load_members(folder: Path | str, recipe: Recipe, first: str | None = None) -> Ensemble:
-    """The members whose weights lie in a folder as member-1.safetensors, member-2.safetensors, ….
-
-    Where member 1 is not there, it is the source of the saved model that `first` names, such as zoo:cifar10.
-    """
+def load_members(folder: Path | str, recipe: Recipe) -> Ensemble:
+    """The members whose weights lie in a folder as member-1.safetensors, member-2.safetensors, …."""
     folder = Path(folder)
     count = sum(1 for _ in folder.glob("member-*.safetensors"))
-    start = 1 if (folder / "member-1.safetensors").exists() else 2
-    paths = [folder / f"member-{number}.safetensors" for number in range(start, start + count)]
+    paths = [folder / f"member-{number}.safetensors" for number in range(1, max(count, 1) + 1)]
     missing = [path.name for path in paths if not path.exists()]
-    if not count or missing or (start == 2 and first is None):
-        name = missing[0] if missing else "member-1.safetensors"
-        raise ValueError(f"{folder} holds no {name}; give a folder with the weights of every member")
-    members = [load(first).source] if start == 2 and first is not None else []
+    if missing:
+        raise ValueError(f"{folder} holds no {missing[0]}; give a folder with the weights of every member")
+    members = []
     for path in paths:
         net = recipe.member()
         net.load_state_dict(load_file(path))
