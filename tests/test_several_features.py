@@ -280,6 +280,7 @@ def test_served_it_explains_itself(tmp_path: Path) -> None:
     torch.testing.assert_close(outputs["logits"], fast(IMAGES))
     logits, *read = forward_with_features(fast.source, IMAGES, *FEATURES)
     for number, bridge in enumerate(fast.each_bridge()):
+        assert isinstance(bridge, Bridge)
         expected = torch.stack(bridge.path(tuple(read), logits), 1)
         torch.testing.assert_close(outputs[f"path{number}"], expected)
     assert model.path_times() == [[1.0, 0.0]] * 2

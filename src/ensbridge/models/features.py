@@ -59,7 +59,9 @@ def feature_names(net: nn.Module, feature: str | Sequence[str]) -> tuple[str, ..
     >>> feature_names(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), ["0", "1"])
     ('0', '1')
     """
-    names = tuple(feature) if isinstance(feature, list | tuple) else (feature,)
+    if isinstance(feature, str) or not isinstance(feature, Sequence):
+        feature = (feature,)  # a number, say, is refused by find_module
+    names = tuple(feature)
     modules = [find_module(net, name) for name in names]
     if len(set(modules)) < len(names):
         raise ValueError(f"feature is {short(names)}, which has a module twice; name each once")
