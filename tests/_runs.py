@@ -64,6 +64,16 @@ def member(seed: int) -> nn.Module:
     )
 
 
+def member_with_matrices(seed: int) -> nn.Module:
+    """Another, one of whose convolutions is a matrix to Muon; filters lie in memory with channels last."""
+    return built(
+        seed,
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.Linear(64, 3)
+        ).to(memory_format=torch.channels_last),  # pyright: ignore[reportCallIssue]
+    )
+
+
 def score(seed: int = 7) -> ScoreNet:
     """A score network for the members' feature."""
     return built(seed, lambda: ScoreNet(3, 8, [(1, 8, 1, 1)], 8, z_input="none"))
@@ -84,8 +94,11 @@ def data(seed: int = 0, images: int = IMAGES) -> ImageSet:
 def method(kind: str) -> AbstractMethod | JointTraining:
     """Untrained: "members" by SGD, with momentum and a batch norm; "bridge" by Adam, with an average too.
 
-    "together" is three methods at once: one by SGD, one by Adam, and the bridge with its average.
+    "together" is three methods at once: one by SGD, one by Adam, and the bridge with its average. "muon",
+    which is not among `KINDS`, is one member by Muon.
     """
+    if kind == "muon":
+        return DeepEnsemble([member_with_matrices(0)])
     if kind == "members":
         return DeepEnsemble([member(0), member(1)])
     if kind == "bridge":
@@ -109,6 +122,8 @@ def config(kind: str, **options: Any) -> Any:
     common |= {"checkpoint_every": 4, "log_every": 3}
     if kind == "members":
         common |= {"lr": 0.1, "optimizer": "sgd", "weight_decay": 1e-2, "augment": Augment(crop=1, flip=True)}
+    elif kind == "muon":
+        common |= {"lr": 0.05, "optimizer": "muon", "weight_decay": 1e-2}
     else:
         common |= {"lr": 0.02, "augment": Augment(noise=0.1, mixup=0.4)}
     one = FitConfig(**{**common, **options})

@@ -21,6 +21,7 @@ from ensbridge.methods import (
     AbstractMethod,
     Batch,
     BezierCurve,
+    Bridge,
     BridgeConfig,
     BridgeNetwork,
     DeepEnsemble,
@@ -30,13 +31,15 @@ from ensbridge.methods import (
     StepDistillation,
 )
 from ensbridge.methods.base import TeacherOutputs
-from ensbridge.models import ResNet, ScoreNet
+from ensbridge.models import PyramidScore, ResNet, ScoreNet
 from ensbridge.models.ensemble import Ensemble
+from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.tail import Tail
 from ensbridge.training import FitConfig
 
 CLASSES, CHANNELS, SIZE = 3, 8, 8
 FEATURE = "stages.0.0"
+FEATURES = FEATURE, "stages.1.0", "stem"  # of 8, 16 and 8 channels, of which the second's are of 4×4
 CONSTANT = TemperatureLaw(2.0, spread=0.0)  # nothing random about the temperature
 FEW_STEPS = FitConfig(epochs=1, batch_size=6, lr=1e-2)  # 4 steps on data()
 
@@ -79,6 +82,26 @@ def score(z_input: ZInput = "none", seed: int = 0, classes: int = CLASSES) -> Sc
     """A score network of two stages that reads `FEATURE` of a tiny member."""
     with seeded(seed):
         return ScoreNet(classes, CHANNELS, [(1, 8, 1, 1), (2, 8, 2, 2)], last=16, z_input=z_input).eval()
+
+
+def pyramid(seed: int = 0) -> PyramidScore:
+    """A score network that reads `FEATURES` of a tiny member."""
+    with seeded(seed):
+        stages = [(1, 8, 1, 1), (2, 16, 1, 2)]
+        return PyramidScore(CLASSES, [CHANNELS, 16, CHANNELS], stages, joins=[1, 0], stem=8, last=16).eval()
+
+
+def pyramids(bridges: int = 1, source: nn.Module | None = None, **arguments: Any) -> FastEnsemble:
+    """A fast ensemble whose bridges read several maps; every weight and statistic of it is random."""
+    scores = [pyramid(seed) for seed in range(bridges)]
+    fast = FastEnsemble(
+        source or member(), [Bridge(net).one_step() for net in scores], FEATURES, **arguments
+    ).eval()
+    draws = generator(5)
+    for tensor in fast.bridges.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.add_(0.1 * torch.rand(tensor.shape, generator=draws))
+    return fast
 
 
 def images(count: int = 6, seed: int = 0) -> Tensor:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+import _tiny
 from ensbridge.bridge.bridge import ZInput
 from ensbridge.deploy.cuda_graph import CUDAGraphModel, capture, split_streams
 from ensbridge.deploy.fuse import prepare_for_inference
@@ -59,6 +60,7 @@ MODELS = {
     "one bridge": lambda: fast(bridge()),
     "two bridges": lambda: fast(bridge(), bridge()),
     "a bridge that sees the logits": lambda: fast(bridge("informative")),
+    "a bridge that reads several maps": lambda: prepare_for_inference(_tiny.pyramids()),
     "an ensemble": lambda: Ensemble([source() for _ in range(3)]),
     "one network": source,
 }
@@ -84,6 +86,17 @@ def test_a_bridge_does_not_wait_for_the_end_of_the_source() -> None:
     assert needs(split, beside[0]) == {early}
     assert needs(split, late) == {early}
     assert convolutions(split, early) == 3  # the stem's and the first block's
+
+
+def test_a_bridge_that_reads_several_maps_waits_for_each_when_it_adds_it() -> None:
+    split, branches = split_streams(prepare_for_inference(_tiny.pyramids()), IMAGES)
+    by_branch = {
+        branch: [part for part, other in branches.items() if other == branch and convolutions(split, part)]
+        for branch in ("source", "bridges.0")
+    }
+    waits = [len(needs(split, part) & {*by_branch["source"]}) for part in by_branch["bridges.0"]]
+    assert sorted(waits) == [1, 2, 3]  # the stem's output, the first block's, the second's
+    assert len(by_branch["source"]) == 3
 
 
 def test_members_do_not_wait_for_each_other() -> None:

@@ -14,7 +14,7 @@ from ensbridge.data.loader import ImageSet
 from ensbridge.evaluation.scores import Transition
 from ensbridge.models.ensemble import at_least_float32
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.models.features import forward_with_features
+from ensbridge.models.features import forward_with_features, joined
 
 
 def find_transitions(
@@ -49,8 +49,8 @@ def find_transitions(
 
 @torch.no_grad()
 def _path(fast: FastEnsemble, bridge: Bridge, image: Tensor) -> list[Tensor]:
-    logits, feature = forward_with_features(fast.source, image, fast.feature)
-    return [stop[0].softmax(-1) for stop in bridge.path(feature, at_least_float32(logits))]
+    logits, *read = forward_with_features(fast.source, image, *fast.features)
+    return [stop[0].softmax(-1) for stop in bridge.path(joined(read), at_least_float32(logits))]
 
 
 def _rounded(probabilities: Tensor) -> tuple[float, ...]:

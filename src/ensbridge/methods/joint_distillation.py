@@ -17,7 +17,7 @@ from ensbridge.bridge.sampler import estimate_z0
 from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher, kl_loss
 from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit, weights_digest
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.models.features import FeatureExtractor, find_module
+from ensbridge.models.features import FeatureExtractor, feature_names, joined
 
 
 class JointDistillation(AbstractMethod):
@@ -53,9 +53,7 @@ class JointDistillation(AbstractMethod):
             raise ValueError(
                 "JointDistillation was given 0 bridges; use EnsembleDistillation for a source alone"
             )
-        self.features = (feature,) if isinstance(feature, str) else tuple(feature)
-        for name in self.features:
-            find_module(source, name)
+        self.features = feature_names(source, feature or "")
         self.ensemble, self.source, self.bridges = ensemble.eval(), source, dict(bridges)
         self.end_to_end, self.ema = end_to_end, ema
         self.student = nn.ModuleDict({"source": source, "bridges": nn.ModuleDict(self.bridges)})
@@ -69,7 +67,7 @@ class JointDistillation(AbstractMethod):
         losses = [kl_loss(target, logits)]
         if not self.end_to_end:
             logits, maps = logits.detach(), [h.detach() for h in maps]
-        h = maps[0] if len(maps) == 1 else tuple(maps)
+        h = joined(maps)
         for bridge in self.bridges.values():
             temperature = bridge.draw_temperature(len(logits), logits.device, batch.generator)
             z1 = bridge.start(logits, temperature)

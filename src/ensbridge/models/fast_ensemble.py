@@ -14,7 +14,7 @@ from ensbridge.bridge.bridge import AbstractBridge
 from ensbridge.bridge.sampler import Features
 from ensbridge.models.calibration import calibrated
 from ensbridge.models.ensemble import Ensemble, Forward, at_least_float32, ensemble_logit
-from ensbridge.models.features import find_module, forward_with_features, uncompiled
+from ensbridge.models.features import feature_names, forward_with_features, joined, uncompiled
 from ensbridge.models.input_checks import checked_inputs, refusal
 from ensbridge.models.preprocessed import Preprocess
 from ensbridge.utils.input_specs import InputSpec
@@ -93,8 +93,7 @@ class AbstractFastEnsemble(nn.Module, ABC):
         try:
             source_logits, *read = run(self.source, inputs, *self.features)
             source_logits = at_least_float32(source_logits)
-            h = read[0] if len(read) == 1 else tuple(read)
-            logits = [call(bridge, h, source_logits) for bridge in self.bridges]
+            logits = [call(bridge, joined(read), source_logits) for bridge in self.bridges]
         except (RuntimeError, TypeError, ValueError, AssertionError, IndexError) as error:
             sentence = refusal(inputs, self.source, self.image_shape)
             if sentence is None or isinstance(error, torch.OutOfMemoryError):
@@ -106,6 +105,9 @@ class AbstractFastEnsemble(nn.Module, ABC):
 
 class FastEnsemble(AbstractFastEnsemble):
     """One network in place of an ensemble: the source runs once, each bridge reads its feature and logits.
+
+    `feature` names the module of the source whose output bridges read, or several modules for bridges that
+    take as many maps (`PyramidScore`).
 
     Called on images it returns logits (B, K), whose softmax is the mean of the bridges' predictions, unless
     it was calibrated: `source_logit_weight` times the source's own logits are added, and all is divided by
@@ -152,10 +154,7 @@ class FastEnsemble(AbstractFastEnsemble):
                 f"source_logit_weight is {source_logit_weight}; it must be from {-most:g} to {most:g}"
             )
         source = uncompiled(source)
-        names = (feature,) if isinstance(feature, str) else tuple(feature or [""])
-        self.features = names if bridges else ()
-        for name in self.features:
-            find_module(source, name)
+        self.features = feature_names(source, feature or "") if bridges else ()
         self.source = source
         self.bridges = nn.ModuleList(bridges)
         self.temperature, self.source_logit_weight = float(temperature), float(source_logit_weight)

@@ -28,7 +28,9 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ensbridge.bridge.sampler import Features
 from ensbridge.utils.inputs import Inputs, call_network
+from ensbridge.utils.text import short
 
 Hook = Callable[[nn.Module, object, object], None]
 
@@ -49,6 +51,26 @@ def find_module(net: nn.Module, name: str) -> nn.Module:
             raise ValueError(_unknown_feature(net, name))
         module = _without_compiler(child)
     return module
+
+
+def feature_names(net: nn.Module, feature: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of what is read of `net`, one or several; each must be one of its modules, and named once.
+
+    >>> feature_names(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), ["0", "1"])
+    ('0', '1')
+    """
+    if isinstance(feature, str) or not isinstance(feature, Sequence):
+        feature = (feature,)  # a number, say, is refused by find_module
+    names = tuple(feature)
+    modules = [find_module(net, name) for name in names]
+    if len(set(modules)) < len(names):
+        raise ValueError(f"feature is {short(names)}, which has a module twice; name each once")
+    return names
+
+
+def joined(maps: Sequence[Tensor]) -> Features:
+    """What was read of a network as bridges take it: one tensor as it is, several as a tuple."""
+    return maps[0] if len(maps) == 1 else tuple(maps)
 
 
 def _unknown_feature(net: nn.Module, name: str) -> str:

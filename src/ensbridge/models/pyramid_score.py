@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ensbridge.bridge.sampler import Features
 from ensbridge.models.inverted_residual import InvertedResidual, conv_bn
 from ensbridge.models.score_net import Stage
 
@@ -16,8 +17,9 @@ class PyramidScore(nn.Module):
     """A light network that reads an early map of the source and later ones, of any depth, on its way.
 
     The first map goes through a 3×3 convolution of `stem` channels, then through stages of inverted residuals
-    as in `ScoreNet`. After the stage that `joins` names for it, each later map is added through a 1×1
-    convolution. Features that the source has computed anyway come almost for free this way.
+    as in `ScoreNet`. After the stage that `joins` names for it, counted from 0, each later map is added
+    through a 1×1 convolution, and must have the size of what it is added to. Features that the source has
+    computed anyway come almost for free this way.
 
     It sees nothing of Z_t and t: for bridges of one step, trained with KL.
 
@@ -82,20 +84,30 @@ class PyramidScore(nn.Module):
         self.head = nn.Linear(last, classes)
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
-    def forward(self, h: Sequence[Tensor], z_t: Tensor | None, t: Tensor | None) -> Tensor:
+    def forward(self, h: Features, z_t: Tensor | None, t: Tensor | None) -> Tensor:
         """ε of shape (B, classes), from the maps (B, channels, H, W)."""
-        if len(h) != len(self.channels) or any(
-            each.ndim != 4 or each.shape[1] != count for each, count in zip(h, self.channels, strict=True)
+        maps = (h,) if isinstance(h, Tensor) else h
+        if len(maps) != len(self.channels) or any(
+            each.ndim != 4 or each.shape[1] != count for each, count in zip(maps, self.channels, strict=True)
         ):
             raise ValueError(
-                f"the features have shapes {[tuple(each.shape) for each in h]}; this score network takes "
+                f"the features have shapes {[tuple(each.shape) for each in maps]}; this score network takes "
                 + ", ".join(f"(B, {count}, H, W)" for count in self.channels)
             )
-        first, *later = (each.contiguous(memory_format=torch.channels_last) for each in h)
+        first, *later = (each.contiguous(memory_format=torch.channels_last) for each in maps)
         x = self.stem(first)
         for number, stage in enumerate(self.stages):
             x = stage(x)
             for each, join, entry in zip(later, self.joins, self.entries, strict=True):
                 if join == number:
+                    if each.shape[2:] != x.shape[2:]:  # one of 1×1 would be added everywhere
+                        raise ValueError(
+                            f"a map of {_size(each)} cannot be added to stage {number}'s of {_size(x)}; join "
+                            "it where the sizes are the same"
+                        )
                     x = x + entry(each)
         return self.head(self.tail(x).mean((2, 3)))
+
+
+def _size(x: Tensor) -> str:
+    return "×".join(map(str, x.shape[2:]))

@@ -28,7 +28,7 @@ LARGEST_IMAGE = 2**24  # numbers in one image: 2048 × 2048 pixels of four chann
 LARGEST_BATCH = 2**27  # numbers in a batch of such images, where its size is ours to choose
 MOST_SIZES = 8  # of an image's shape
 MOST_INPUTS = 64  # tensors that a network is called with
-MOST_MEMBERS, MOST_BRIDGES = 1000, 64  # a file that asks for more would never be done
+MOST_MEMBERS, MOST_BRIDGES, MOST_FEATURES = 1000, 64, 64  # a file that asks for more would never be done
 LEAST_STEP = 1e-6  # of time; float32 tells smaller ones badly apart
 BETAS = (1e-9, 1e3)
 
@@ -142,6 +142,12 @@ class Description:
     source_distilled: bool = False
 
     def __post_init__(self) -> None:
+        names = self.feature
+        if not isinstance(names, str) and not 1 < len(set(names)) == len(names) <= MOST_FEATURES:
+            raise ValueError(
+                f"feature is {short(names)}, expected the name of a module, or 2 to {MOST_FEATURES} "
+                "different names"
+            )
         if len(self.bridges) > MOST_BRIDGES:
             raise ValueError(f"bridges are {len(self.bridges)}, expected at most {MOST_BRIDGES}")
         steps = sum(len(bridge.times) - 1 for bridge in self.bridges if bridge.times)
