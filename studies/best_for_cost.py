@@ -1,18 +1,19 @@
-"""CIFAR-10: the best model at ×1.00, ×1.17 and ×1.33, and what a hostile reviewer would put beside it.
+"""CIFAR-10 or -100: the best model at ×1.00, ×1.17 and ×1.33, and what a reviewer would put beside it.
 
-    python studies/best_for_cost.py cifar10 OUT --seeds 0 1 2 --final
-    python studies/best_for_cost.py cifar10 OUT --methods wider --seeds 0 1 2 --final
+    python studies/best_for_cost.py cifar10 OUT --seeds 0 1 2 --epochs 130 --final
+    python studies/best_for_cost.py cifar10 OUT --methods self --seeds 0 1 2 --epochs 130 --final
+    python studies/best_for_cost.py cifar100 OUT --recipe cifar100 --seeds 0 --final
 
 Everything is trained side by side on the same batches, for as many passes, towards the members' prediction on
 the augmented image; labels are not used. A seed decides the first weights, the first seed the batches. Of
 --methods:
 
-    distilled    a new network distilled from five members at τ = 1, and two bridges at T = 2 that read three
+    distilled    a new network distilled from all members at τ = 1, and two bridges at T = 2 that read three
                  of its maps and send no gradient into it, one of them at half the resolution
     end-to-end   the same with one bridge, whose gradient goes into the network too
     wider        a wider network of the cost of one bridge, distilled alike
     self         the control of `distilled`: the first member alone as the teacher
-    three        `distilled` with three teachers in place of five
+    three        `distilled` with three teachers
 
 A whole model of each method and seed is left in OUT/…/models, and measured again from there.
 """
@@ -34,24 +35,40 @@ from ensbridge.models import PyramidScore
 
 METHODS = ("distilled", "end-to-end", "wider", "self", "three")
 TEACHERS = {"self": 1, "three": 3}  # others have all
-WIDER = (35, 68, 138)  # channels: ×1.161 the MACs of (32, 64, 128)
+WIDER = (35, 68, 138)  # channels: ×1.161 the MACs of (32, 64, 128); twice as many on CIFAR-100
 FEATURES = ("stages.0.0", "stages.1.4", "stages.2.4")  # h₁ and the last maps of the later stages
-MAPS = (32, 64, 128)
 
 
-def fine() -> PyramidScore:
+def fine(classes: int, channels: int) -> PyramidScore:
     """The paper's score network with the source's later maps added: ×0.162 the MACs of the source."""
-    stages = [(1, 32, 1, 1), (3, 48, 2, 2), (3, 64, 3, 2), (3, 96, 2, 1), (3, 128, 2, 1)]
-    return PyramidScore(10, MAPS, stages, joins=(1, 2), stem=32, last=128)
+    stages = [(1, 8, 1, 1), (3, 12, 2, 2), (3, 16, 3, 2), (3, 24, 2, 1), (3, 32, 2, 1)]
+    return _score(classes, channels, stages, joins=(1, 2), stem=8, last=32)
 
 
-def coarse() -> PyramidScore:
+def coarse(classes: int, channels: int) -> PyramidScore:
     """One that begins at half the resolution, which takes less time: ×0.132."""
-    stages = [(2, 64, 1, 1), (3, 96, 3, 2), (3, 128, 2, 1)]
-    return PyramidScore(10, MAPS, stages, joins=(0, 1), stem=64, stride=2, last=256)
+    stages = [(2, 16, 1, 1), (3, 24, 3, 2), (3, 32, 2, 1)]
+    return _score(classes, channels, stages, joins=(0, 1), stem=16, stride=2, last=64)
 
 
-SCORES: dict[str, Callable[[], PyramidScore]] = {"fine": fine, "coarse": coarse}
+def _score(
+    classes: int,
+    channels: int,
+    stages: list[tuple[int, int, int, int]],
+    *,
+    joins: tuple[int, int],
+    stem: int,
+    stride: int = 1,
+    last: int,
+) -> PyramidScore:
+    """A score network whose widths are given in eighths of the first map's channels."""
+    eighth = channels // 8
+    scaled = [(expansion, width * eighth, blocks, step) for expansion, width, blocks, step in stages]
+    maps, ends = [channels, 2 * channels, 4 * channels], (stem * eighth, last * eighth)
+    return PyramidScore(classes, maps, scaled, joins=joins, stem=ends[0], stride=stride, last=ends[1])
+
+
+SCORES: dict[str, Callable[[int, int], PyramidScore]] = {"fine": fine, "coarse": coarse}
 
 
 def bridges_of(name: str) -> tuple[str, ...]:
@@ -65,12 +82,18 @@ def spec(recipe: Recipe, name: str, seed: int, fit: eb.FitConfig) -> MethodSpec:
     def make(run: Run) -> AbstractMethod:
         assert run.members is not None
         teachers = run.members.first(TEACHERS.get(name, len(run.members)))
+        classes, channels = len(recipe.class_names), 32 if recipe.name == "cifar10" else 64
         if name == "wider":
-            wider = run.build(lambda: eb.nets.ResNet((5, 5, 5), WIDER, 10), "wider", seed)
+            widths = [width * channels // 32 for width in WIDER]
+            wider = run.build(lambda: eb.nets.ResNet((5, 5, 5), widths, classes), "wider", seed)
             return EnsembleDistillation(teachers, wider, tau=1.0, ema=EmaRule(EMA))
         source = run.build(recipe.member, "student", seed)
         bridges = {
-            label: Bridge(run.build(SCORES[label], "score", label, seed), at_temperature(2.0), (0.0, 1.0))
+            label: Bridge(
+                run.build(lambda label=label: SCORES[label](classes, channels), "score", label, seed),
+                at_temperature(2.0),
+                (0.0, 1.0),
+            )
             for label in bridges_of(name)
         }
         return JointDistillation(

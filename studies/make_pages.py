@@ -249,6 +249,43 @@ def pair_on_digits() -> str:
     return "\n".join(lines)
 
 
+def best(part: str) -> str:
+    """Every model of the best for the cost on CIFAR-10, means over seeds."""
+    digits = {"acc": 2, "nll": 4, "cnll": 4, "ece": 4, "calibrated_ece": 4}
+    lines = []
+    for row in read("cifar10/best.json")["rows"]:
+        if row["part"] == part:
+            costs = f"{row['macs_ratio']:.3f}", f"{row['params_ratio']:.3f}"
+            scores = [
+                f"{row[name]['mean']:.{count}f}"
+                + (f" ± {row[name]['sd']:.{count}f}" if row[name]["sd"] is not None else "")
+                for name, count in digits.items()
+            ]
+            error = f"± {row['nll_se']:.4f}"
+            lines.append(f"| {cells(row['model'], *costs, *scores, error)} |")
+    return "\n".join(lines)
+
+
+def best_differences(part: str) -> str:
+    """Paired differences of the NLL between them."""
+    rows = read("cifar10/best.json")["differences"]
+    return "\n".join(
+        f"| {cells(row['of'], row['than'], with_error(row['nll'], row['se']))} |"
+        for row in rows
+        if row["part"] == part
+    )
+
+
+def tried() -> str:
+    """Short runs that chose the optimiser, its rate and what bridges read."""
+    lines = []
+    for row in read("cifar10/best.json")["tried"]:
+        bridge = row["bridge"] or "none"
+        scores = f"{row['acc']:.2f}", f"{row['nll']:.4f}", f"{row['ece']:.3f}"
+        lines.append(f"| {cells(str(row['epochs']), row['model'], bridge, *scores)} |")
+    return "\n".join(lines)
+
+
 def lowest(method: str, source: str) -> str:
     """The setting of a method that cross-validation on digits preferred, and its NLL."""
     rows = [
@@ -402,6 +439,7 @@ def soak(part: str, name: str = "") -> str:
 CALLED: tuple[Callable[..., str], ...] = (  # by templates
     *(ten, second_set, switch, switches_of_members, corrupted, run),
     *(hundred, hundred_gain, shipped, table, levers, lever_models, pair_on_digits, choice, lowest),
+    *(best, best_differences, tried),
     *(detections, far, abstaining, correlations, images_of),
     *(not_run, not_run_total, not_run_images),
     *(counted, total, soak),

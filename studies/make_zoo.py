@@ -46,7 +46,12 @@ def main() -> None:
             class_names=classes,
         )
         measured = {" + ".join(("distilled 0", *some)) for some in (chosen, chosen[::-1])}
-        rows = tuple(row for row in scores.rows if row.method == "DE" or row.model in measured)
+        own = " + ".join(("distilled network", *(f"{label} bridge" for label in chosen)))
+        rows = tuple(
+            replace(row, model=own) if row.model in measured else row
+            for row in scores.rows
+            if row.method == "DE" or row.model in measured
+        )
         fast.eval().save(options.zoo / name, scores=replace(scores, rows=rows), dataset="cifar10")
 
 

@@ -1,0 +1,128 @@
+"""What best_for_cost.py measured, as one JSON for the pages: means over seeds, and paired differences.
+
+    python studies/make_best.py OUT/distilled-0-1-2 cifar10
+
+Writes results/cifar10/best.json, of the validation images and, where they were measured, of the test images.
+A standard error is over images, of the mean over seeds; the seeds stand beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import ensbridge as eb
+from common import RESULTS
+from ensbridge.evaluation import Row
+from provenance import provenance
+
+OUT = RESULTS / "cifar10" / "best.json"
+EPOCHS, SEEDS = 130, (0, 1, 2)
+KINDS = {  # a model's name after its seed, and what its row is called
+    "": "distilled network",
+    " + fine": "+ fine bridge",
+    " + coarse": "+ coarse bridge",
+    " + fine + coarse": "+ both bridges",
+}
+DIFFERENCES = (
+    ("+ coarse bridge", "distilled network"),
+    ("+ fine bridge", "distilled network"),
+    ("+ both bridges", "+ coarse bridge"),
+    ("distilled network", "DE-3"),
+    ("distilled network", "DE-5"),
+    ("+ coarse bridge", "DE-5"),
+    ("+ both bridges", "DE-5"),
+)
+# Short runs on validation images by an earlier script with the settings of best_for_cost.py: mixup α = 1,
+# three teachers, one seed, EMA. By SGD is 0.2 with weight decay 5e-4 for the network and Adam at 2e-3 for its
+# bridges. "late" reads the maps of the last two stages alone.
+TRIED = (  # epochs, optimiser, bridge, ACC, NLL, ECE
+    (40, "SGD 0.2", "", 87.59, 0.3740, 0.0134),
+    (40, "SGD 0.2", "the paper's", 89.58, 0.3045, 0.0084),
+    (40, "SGD 0.2", "fine", 90.25, 0.2923, 0.0053),
+    (40, "SGD 0.2", "late", 88.73, 0.3421, 0.0076),
+    (40, "Muon 0.02", "", 92.40, 0.2268, 0.0117),
+    (40, "Muon 0.02", "the paper's", 92.71, 0.2184, 0.0094),
+    (40, "Muon 0.02", "late", 92.44, 0.2248, 0.0149),
+    (40, "Muon 0.05", "", 92.85, 0.2109, 0.0102),
+    (30, "Muon 0.05", "", 92.19, 0.2279, 0.0091),
+    (30, "Muon 0.05", "the paper's", 92.52, 0.2234, 0.0106),
+    (30, "Muon 0.05", "fine", 92.39, 0.2173, 0.0105),
+    (30, "Muon 0.1", "", 92.65, 0.2194, 0.0105),
+    (30, "Muon 0.1", "fine", 93.02, 0.2100, 0.0090),
+    (30, "Muon 0.05, end to end", "", 92.09, 0.2392, 0.0074),
+    (30, "Muon 0.05, end to end", "fine", 92.78, 0.2176, 0.0108),
+)
+
+
+def figures(rows: Sequence[Row], log_probs: Sequence[Tensor], labels: Tensor) -> dict[str, Any]:
+    """The scores of one model over seeds, and its ECE at the temperature that was fitted on validation."""
+    found: dict[str, Any] = {"macs_ratio": rows[0].macs_ratio, "params_ratio": rows[0].params_ratio}
+    each = {name: [getattr(row, name) for row in rows] for name in ("acc", "nll", "brier", "ece", "cnll")}
+    each["calibrated_ece"] = [
+        eb.metrics.ece((values / (row.temperature or 1)).log_softmax(-1), labels)
+        for row, values in zip(rows, log_probs, strict=True)
+    ]
+    for name, values in each.items():
+        found[name] = {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None, "each": values}
+    return found
+
+
+def measured(folder: Path, part: str, labels: Tensor) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Each model's row, and its NLL of each image as the mean over seeds."""
+    rows = {row.model: row for row in eb.evaluation.read_scores(folder / f"{part}.json").rows}
+    with np.load(folder / f"{part}.npz") as arrays:
+        log_probs = {name: torch.from_numpy(arrays[name]).float() for name in rows}
+    groups = {name: [name] for name, row in rows.items() if row.method == "DE"}
+    groups |= {kind: [f"distilled {seed}{suffix}" for seed in SEEDS] for suffix, kind in KINDS.items()}
+    documents, nlls = [], {}
+    for model, names in groups.items():
+        first, predicted = rows[names[0]], [log_probs[name] for name in names]
+        seed: int | list[int] = 0 if first.method == "DE" else list(SEEDS)
+        trained = provenance("cifar10", first.method, first.members, seed, EPOCHS)
+        nlls[model] = torch.stack([eb.metrics.nll_per_image(each, labels) for each in predicted]).mean(0)
+        scored = figures([rows[name] for name in names], predicted, labels)
+        se = eb.metrics.standard_error(nlls[model])
+        documents.append({"part": part, "model": model, **trained, **scored, "nll_se": se})
+    return documents, nlls
+
+
+def main() -> None:
+    """Write the JSON."""
+    folder, data = Path(sys.argv[1]), eb.data.open_splits(sys.argv[2])
+    rows, differences = [], []
+    for part, held in (("validation", data.val), ("test", data.test)):
+        if not (folder / f"{part}.json").exists():
+            continue
+        assert held.labels is not None
+        of_part, nlls = measured(folder, part, held.labels)
+        rows += of_part
+        for model, than in DIFFERENCES:
+            change = nlls[model] - nlls[than]
+            se = eb.metrics.standard_error(change)
+            differences.append(
+                {"part": part, "of": model, "than": than, "nll": change.mean().item(), "se": se}
+            )
+    tried = [
+        provenance("cifar10", "DBN" if bridge else "ED", 3, 0, epochs)
+        | {"model": optimizer, "bridge": bridge, "acc": acc, "nll": nll, "ece": ece}
+        for epochs, optimizer, bridge, acc, nll, ece in TRIED
+    ]
+    commands = [
+        "python studies/best_for_cost.py cifar10 OUT --seeds 0 1 2 --epochs 130 --final",
+        "python studies/make_best.py OUT/distilled-0-1-2 cifar10",
+    ]
+    document = {"commands": commands, "rows": rows, "differences": differences, "tried": tried}
+    OUT.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
