@@ -4,9 +4,9 @@
 
 As `choose_digits.py`: everything is trained on three of four folds of the 800 images that are not the test
 split, and all folds' held-out predictions are pooled. Every variant has as many passes as every baseline, and
-each of three methods 48 settings: the pair 16 of its source with three temperatures, distillation the same 16
-with three τ (of which τ = 1 is the pair's source alone), and a bridge beside the frozen source as many.
-Writes results/headline-choice.json.
+each of three methods 24 settings, with SGD or Adam and with Muon: the pair 8 of its source with three bridges
+beside each, distillation the same 8 with three τ (of which τ = 1 is the pair's source alone), and a bridge
+beside the frozen source as many. Writes results/headline-choice.json.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import nn
 
@@ -30,23 +30,39 @@ from provenance import provenance
 
 RESULTS = Path(__file__).parent.parent / "results"
 RECIPE = replace(eb.experiments.digits(), members=3)
-TEMPERATURES = (1.5, 2.0, 3.0)
-STARTS = {  # where the source starts, its rate and weight decay
-    f"{start} {rate:g} {decay:g}": (start, rate, decay)
-    for start, rate, decay in (
-        *itertools.product(("copy",), (0.02, 0.05, 0.1), (5e-4,)),
-        ("copy", 0.1, 1e-3),
-        *itertools.product(("fresh",), (0.1, 0.2), (5e-4, 1e-3)),
+INPUTS = eb.data.Augment(noise=0.1, mixup=0.4)  # what every variant is trained on
+
+
+class Rule(NamedTuple):
+    """How the weights of a part are trained."""
+
+    optimizer: Literal["adam", "sgd", "muon"]
+    rate: float
+    decay: float = 0.0
+
+    def of(self, fit: eb.FitConfig) -> eb.FitConfig:
+        """The configuration with it."""
+        return replace(fit, optimizer=self.optimizer, lr=self.rate, weight_decay=self.decay, augment=INPUTS)
+
+
+ADAM, MUON = Rule("adam", 8e-3), Rule("muon", 0.05, 0.01)
+BRIDGES = {"T1.5 muon": (1.5, MUON), "T2 muon": (2.0, MUON), "T2 adam": (2.0, ADAM)}
+STARTS = {  # where the source starts, and how it is trained
+    f"{start} {rule.optimizer} {rule.rate:g} {rule.decay:g}": (start, rule)
+    for start, rule in (
+        ("copy", Rule("sgd", 0.05, 5e-4)),
+        ("copy", Rule("sgd", 0.1, 1e-3)),
+        *(("copy", Rule("muon", rate, 0.01)) for rate in (0.05, 0.1)),
+        ("fresh", Rule("sgd", 0.2, 5e-4)),
+        *(("fresh", Rule("muon", rate, 0.01)) for rate in (0.05, 0.1, 0.2)),
     )
 }
-MIXUPS = (0.4, 1.0)
 TAUS = (2.0, 4.0)  # beside 1
-FROZEN = [*itertools.product((1.5, 2.0, 3.0, 4.0, 6.0, 8.0), (2e-3, 4e-3, 8e-3, 1.6e-2))]  # T and rate
-
-
-def inputs(mixup: float) -> eb.data.Augment:
-    """What every variant is trained on."""
-    return eb.data.Augment(noise=0.1, mixup=mixup)
+FROZEN = [  # T, and how the bridge is trained
+    *itertools.product(
+        (1.5, 2.0, 3.0, 4.0, 6.0, 8.0), (ADAM, Rule("adam", 1.6e-2), MUON, Rule("muon", 0.1, 0.01))
+    )
+]
 
 
 def slug(name: str) -> str:
@@ -66,27 +82,29 @@ def member_folders(recipe: Recipe) -> tuple[str, ...]:
     return eb.experiments.member_folders(recipe, 3)
 
 
-def spec(recipe: Recipe, seed: int, mixup: float, start: str, rate: float, decay: float) -> MethodSpec:
-    """A distillation of the source with bridges at every temperature beside it."""
+def spec(recipe: Recipe, seed: int, start: str, rule: Rule) -> MethodSpec:
+    """A distillation of the source with every bridge beside it, each with an optimiser of its own."""
     fit = eb.experiments.seeded(recipe.kl_fit, seed, "bridge")
-    fit = replace(fit, augment=inputs(mixup))
-    sgd = replace(fit, optimizer="sgd", lr=rate, weight_decay=decay)
 
     def make(run: Run) -> JointDistillation:
         ensemble = eb.experiments.trained_ensemble(run, recipe, 3)
         bridges = {
-            slug(f"T{base:g}"): Bridge(
+            slug(name): Bridge(
                 run.build(lambda: recipe.score("none"), "score"),  # type: ignore[arg-type]
                 replace(recipe.bridge, temperature=eb.TemperatureLaw(base=base)),
                 (0.0, 1.0),
             )
-            for base in TEMPERATURES
+            for name, (base, _) in BRIDGES.items()
         }
         ema = EmaRule(recipe.bridge.ema)
         source = student(run, recipe, ensemble, start)
-        return JointDistillation(ensemble, source, bridges, recipe.feature, ema=ema)
+        method = JointDistillation(ensemble, source, bridges, recipe.feature, ema=ema)
+        method.parts = tuple(parts)
+        return method
 
-    return MethodSpec("distilled source", make, fit, {"source": sgd, "bridges": fit})
+    parts = {"source": rule.of(fit)}
+    parts |= {f"bridges.{slug(name)}": how.of(fit) for name, (_, how) in BRIDGES.items()}
+    return MethodSpec("distilled source", make, fit, parts)
 
 
 class Variants(NamedTuple):
@@ -97,32 +115,31 @@ class Variants(NamedTuple):
     keys: dict[str, str]  # of the job's methods, by the models' names
 
 
-def students(recipe: Recipe, seed: int, mixup: float) -> Variants:
-    """Distillation at other τ, with every start, rate and weight decay of the pair's source, and its EMA."""
-    folder, specs, models, keys = slug(f"students {mixup:g}"), {}, [], {}
-    base = replace(eb.experiments.seeded(recipe.kl_fit, seed, "bridge"), augment=inputs(mixup))
-    for tau, (variant, (start, rate, decay)) in itertools.product(TAUS, STARTS.items()):
+def students(recipe: Recipe, seed: int) -> Variants:
+    """Distillation at other τ, with every start and optimiser of the pair's source, and its EMA."""
+    folder, specs, models, keys = "students", {}, [], {}
+    base = eb.experiments.seeded(recipe.kl_fit, seed, "bridge")
+    for tau, (variant, (start, rule)) in itertools.product(TAUS, STARTS.items()):
 
         def make(run: Run, tau: float = tau, start: str = start) -> EnsembleDistillation:
             ensemble = eb.experiments.trained_ensemble(run, recipe, 3)
             ema = EmaRule(recipe.bridge.ema)
             return EnsembleDistillation(ensemble, student(run, recipe, ensemble, start), tau=tau, ema=ema)
 
-        name, key = f"ED {variant} α {mixup:g} τ{tau:g}", slug(f"{variant} τ{tau:g}")
-        fit = replace(base, optimizer="sgd", lr=rate, weight_decay=decay)
-        specs[key], keys[name] = MethodSpec("ED", make, fit), key
+        name, key = f"ED {variant} τ{tau:g}", slug(f"{variant} τ{tau:g}")
+        specs[key], keys[name] = MethodSpec("ED", make, rule.of(base)), key
         model = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", 3, tau=tau), folder, key)
         models.append(replace(model, name=name))
     return Variants(Job(folder, "students", specs, member_folders(recipe)), models, keys)
 
 
-def frozen(recipe: Recipe, seed: int, mixup: float) -> Variants:
-    """Bridges beside the first member as it is, at every temperature and rate."""
-    folder, specs, models, keys = slug(f"frozen {mixup:g}"), {}, [], {}
-    for base, rate in FROZEN:
-        fit = replace(recipe.kl_fit, lr=rate, augment=inputs(mixup))
-        changed = replace(recipe, kl_temperature=base, kl_fit=fit)
-        name, key = f"frozen {rate:g} α {mixup:g} T{base:g}", slug(f"T{base:g} {rate:g}")
+def frozen(recipe: Recipe, seed: int) -> Variants:
+    """Bridges beside the first member as it is, at every temperature, with every optimiser."""
+    folder, specs, models, keys = "frozen", {}, [], {}
+    for base, rule in FROZEN:
+        changed = replace(recipe, kl_temperature=base, kl_fit=rule.of(recipe.kl_fit))
+        variant = f"{rule.optimizer} {rule.rate:g} T{base:g}"
+        name, key = f"frozen {variant}", slug(variant)
         ((_, specs[key]),) = eb.experiments.bridge_specs(changed, seed, [(0, 1, 2)], 3, None, "kl").items()
         model = eb.experiments.bridge_model(eb.experiments.one_step(changed, "kl"), folder, [key])
         models.append(replace(model, name=name))
@@ -130,24 +147,24 @@ def frozen(recipe: Recipe, seed: int, mixup: float) -> Variants:
     return Variants(Job(folder, "frozen", specs, member_folders(recipe)), models, keys)
 
 
-def distilled(recipe: Recipe, seed: int, mixup: float) -> Variants:
-    """A distilled source alone, and with a bridge at each of the temperatures."""
-    folder, specs, models, keys = slug(f"distilled {mixup:g}"), {}, [], {}
+def distilled(recipe: Recipe, seed: int) -> Variants:
+    """A distilled source alone, and with each of the bridges."""
+    folder, specs, models, keys = "distilled", {}, [], {}
 
     def build(run: Run, key: str, bridges: tuple[str, ...]) -> eb.FastEnsemble:
         method = run.methods(folder)[key]
         assert isinstance(method, JointDistillation)
         return method.with_bridges(*bridges) if bridges else eb.FastEnsemble(method.source)
 
-    kinds = {"alone": (), **{f"T{base:g}": (slug(f"T{base:g}"),) for base in TEMPERATURES}}
+    kinds = {"alone": (), **{name: (slug(name),) for name in BRIDGES}}
     for variant, start in STARTS.items():
         key = slug(variant)
-        specs[key] = spec(recipe, seed, mixup, *start)
+        specs[key] = spec(recipe, seed, *start)
         for kind, bridges in kinds.items():
             info = eb.evaluation.ModelInfo("ED", 3, tau=1.0)
             if bridges:
                 info = eb.evaluation.ModelInfo("DBN", 3, 1, 1, "kl", 2.0, source="distilled")
-            name = f"{variant} α {mixup:g} {kind}"
+            name = f"{variant} {kind}"
             made = partial(build, key=key, bridges=bridges)
             models.append(TableModel(info, (folder,), made, name=name))
             keys[name] = key
@@ -156,7 +173,7 @@ def distilled(recipe: Recipe, seed: int, mixup: float) -> Variants:
 
 def every_variant(recipe: Recipe, seed: int) -> list[Variants]:
     """Every setting of the three methods."""
-    return [make(recipe, seed, mixup) for make in (distilled, students, frozen) for mixup in MIXUPS]
+    return [make(recipe, seed) for make in (distilled, students, frozen)]
 
 
 def one_variant(recipe: Recipe, seed: int, name: str) -> tuple[Job, TableModel]:

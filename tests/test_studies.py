@@ -113,6 +113,23 @@ def test_seeds_measures_each_target_and_seed(images: str, tmp_path: Path) -> Non
     assert measured(tmp_path) == ["bridge to 1, 2, 3, seed 1", "control, seed 1"]
 
 
+def test_the_methods_of_the_headlines_choice_have_as_many_settings_each() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(STUDIES[0].parent)
+        study = importlib.import_module("choose_headline")
+        counts = {"ED": 0, "frozen": 0, "pair": 0}
+        settings = [variants.models for variants in study.every_variant(study.RECIPE, 0)]
+    for model in (model for models in settings for model in models):
+        kind = {"member": "frozen", "distilled": "pair"}[model.info.source]
+        counts[kind if model.info.method == "DBN" else "ED"] += 1
+    assert set(counts.values()) == {24}
+    names = [model.name for models in settings for model in models]
+    assert len(set(names)) == len(names)
+    headline = study.RECIPE.headline_fit
+    settled = f"copy {headline.optimizer} {headline.lr:g} {headline.weight_decay:g} T2 adam"
+    assert settled in names  # what `compress` has is among them
+
+
 def test_levers_measures_every_bridge_alone_and_with_its_source(images: str, tmp_path: Path) -> None:
     rehearse("levers", images, tmp_path, *TRAINING, "--inputs", "1,0", "--joint")
     models = measured(tmp_path / "mixup1-cutmix0-joint")

@@ -22,11 +22,11 @@ from ensbridge.models.feature_choice import FeatureChoice, NoBridgeFits, choose_
 from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.training.candidates import (
     DISTIL_LR,
-    DISTIL_WEIGHT_DECAY,
     FRESH_LR,
     CandidateTraining,
     Say,
     Source,
+    distil_config,
 )
 from ensbridge.training.compress_inputs import (
     check_numbers,
@@ -115,7 +115,7 @@ def compress(
         epochs: Passes over `train`, in place of `max_minutes`.
         batch_size: Images per step, of all processes together.
         lr: Learning rate of the bridges (Adam).
-        distil_lr: Learning rate of the distillation (SGD); by default 0.05, or 0.1 with `factory`.
+        distil_lr: Learning rate of the distillation (Muon); by default 0.05, or 0.1 with `factory`.
         augment: What may be done to an image without changing its class, in addition to mixup.
         calibrate: Whether to fit a temperature and, where that gains, a multiple of the source's logits to
             add, on labelled `val`.
@@ -183,7 +183,6 @@ def compress(
         if source == "auto" and not labelled:
             source = "distilled" if plan is None else "frozen"
             say(f"there are no labelled validation images to choose by, so source={source!r} is taken")
-        distil = replace(config, lr=float(rate), optimizer="sgd", weight_decay=DISTIL_WEIGHT_DECAY)
 
         def student() -> nn.Module:
             own = None if preprocess is None else preprocess[0]
@@ -195,7 +194,7 @@ def compress(
             plan,
             bridges,
             config,
-            distil,
+            distil_config(config, float(rate)),
             minutes=None if epochs is not None else max_minutes or MINUTES,
             run_dir=None if run_dir is None else Path(run_dir),
             seed=int(seed),

@@ -252,7 +252,14 @@ def test_a_build_is_a_function_of_its_seed() -> None:
 
 def changed(value: Any) -> Any:
     """Another value of the same kind."""
-    others = {"adam": "sgd", "sgd": "adam", "grid": "uniform", "image": "batch", "mean": "drawn"}
+    others = {
+        "adam": "sgd",
+        "sgd": "muon",
+        "muon": "adam",
+        "grid": "uniform",
+        "image": "batch",
+        "mean": "drawn",
+    }
     others |= {"none": "dead", "exact": "released", "direct": "progressive"}
     others |= {"default": "paper", "dirichlet": "softmax", "beta0": "s", "auto": "float32"}
     if value is None:

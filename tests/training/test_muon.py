@@ -21,6 +21,34 @@ Run = _runs.Run
 LR = 0.05
 
 
+class Words(nn.Module):
+    """A classifier of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(40, 16), nn.Linear(16, 32), nn.Linear(32, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.layer(self.table(ids).mean(1)).relu())
+
+
+def test_layers_are_orthogonalised_and_tables_biases_and_small_matrices_are_not() -> None:
+    config = FitConfig(epochs=1, batch_size=4, lr=0.1, optimizer="muon")
+    net = Words()
+    optimizers = Optimizers(DeepEnsemble([net]), config, total=1)
+    net(torch.arange(8).reshape(2, 4)).square().sum().backward()
+    optimizers.step()
+    kept = {path.rsplit("/", 1)[-1]: 0 for path in optimizers.tensors()}
+    for path in optimizers.tensors():
+        kept[path.rsplit("/", 1)[-1]] += 1
+    assert kept == {"momentum_buffer": 1, "step": 4, "exp_avg": 4, "exp_avg_sq": 4}
+    (optimizer, _), *_ = optimizers.parts.values()
+    assert isinstance(optimizer, Muon)
+    assert [name for name, weight in net.named_parameters() if optimizer.orthogonalises(weight)] == [
+        "layer.weight"
+    ]
+
+
 def weight(*shape: int, seed: int = 0) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape, generator=_tiny.generator(seed)))
 

@@ -20,7 +20,7 @@ from ensbridge.experiments.recipe import Recipe, Schedule, match_compute
 from ensbridge.models.resnet import ResNet
 from ensbridge.models.score_net import ScoreNet
 from ensbridge.models.tail import Tail
-from ensbridge.training.candidates import DISTIL_LR, DISTIL_WEIGHT_DECAY
+from ensbridge.training.candidates import distil_config
 from ensbridge.training.config import FitConfig
 
 
@@ -57,7 +57,6 @@ def digits(preset: Preset = "default", schedule: Schedule = "published") -> Reci
     bridge = FitConfig(epochs=64, batch_size=64, lr=8e-3, augment=mixed)
     distill = replace(bridge, epochs=8, lr=1e-3)
     sgd = replace(bridge, optimizer="sgd")
-    as_compress = replace(sgd, lr=DISTIL_LR, weight_decay=DISTIL_WEIGHT_DECAY)
     recipe = Recipe(
         name="digits",
         preset=preset,
@@ -79,7 +78,7 @@ def digits(preset: Preset = "default", schedule: Schedule = "published") -> Reci
         bn_fit=replace(sgd, lr=0.2, weight_decay=1e-5, warmup_steps=47, warmup_lr=2e-3),  # 5 epochs
         curve_fit=FitConfig(epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3),
         bridge=config,
-        headline_fit=as_compress if preset == "default" else None,
+        headline_fit=distil_config(bridge) if preset == "default" else None,
         end2_predict="softmax" if preset == "released" else "dirichlet",
         on_gpu=False,  # compiling its steps would take longer than they do
     )

@@ -260,10 +260,10 @@ def _method(run: Run, name: str) -> JointDistillation:
     return checked(run.methods(HEADLINE)[name], JointDistillation)
 
 
-def _headline_spec(recipe: Recipe, sgd: FitConfig, seed: int, teachers: int) -> MethodSpec:
-    """A copy of the first member that is distilled, by SGD, and a bridge beside it, as with KL."""
-    source_fit = seeded(sgd, seed, "bridge")
-    bridge_fit = replace(seeded(recipe.kl_fit, seed, "bridge"), epochs=sgd.epochs, augment=sgd.augment)
+def _headline_spec(recipe: Recipe, distil: FitConfig, seed: int, teachers: int) -> MethodSpec:
+    """A copy of the first member that is distilled, and a bridge beside it, as with KL."""
+    source_fit = seeded(distil, seed, "bridge")
+    bridge_fit = replace(seeded(recipe.kl_fit, seed, "bridge"), epochs=distil.epochs, augment=distil.augment)
     law = replace(recipe.bridge.temperature, base=recipe.headline_temperature)
     config = BridgeConfig(beta=recipe.bridge.beta, temperature=law, ema=recipe.bridge.ema)
 

@@ -51,10 +51,19 @@ EMA = EmaRule(0.995)
 # By what the source's logits are divided, beside a member and beside a distilled source; where validation
 # images have no labels to choose by, the first.
 TEMPERATURES, DISTILLED_TEMPERATURES = (2.0, 4.0), (2.0, 1.5, 3.0)
-# The distillation's rate, of SGD, from the source's weights and from new ones, and its weight decay.
-DISTIL_LR, FRESH_LR, DISTIL_WEIGHT_DECAY = 0.05, 0.1, 5e-4
+# The distillation's rate, of Muon, from the source's weights and from new ones, and its weight decay.
+DISTIL_LR, FRESH_LR, DISTIL_WEIGHT_DECAY = 0.05, 0.1, 0.01
 DISTILLED = "distilled"  # the name of that method
-_BY_SGD = ((DISTILLED, ""), (DISTILLED, "source"))  # methods and their parts that are networks, not bridges
+_NETWORKS = ((DISTILLED, ""), (DISTILLED, "source"))  # methods and their parts that are networks, not bridges
+
+
+def distil_config(config: FitConfig, lr: float = DISTIL_LR) -> FitConfig:
+    """The configuration of a distillation on the same batches.
+
+    >>> distil_config(FitConfig(epochs=1, batch_size=2, lr=2e-3)).optimizer
+    'muon'
+    """
+    return replace(config, optimizer="muon", lr=lr, weight_decay=DISTIL_WEIGHT_DECAY)
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ class CandidateTraining:
     def configs(self, methods: Mapping[str, AbstractMethod]) -> dict[str, FitConfig]:
         """The configuration of each method, or of each of its parts."""
         return {
-            f"{name}.{part}".rstrip("."): self.distil if (name, part) in _BY_SGD else self.config
+            f"{name}.{part}".rstrip("."): self.distil if (name, part) in _NETWORKS else self.config
             for name, method in methods.items()
             for part in method.parts
         }

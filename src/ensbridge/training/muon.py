@@ -53,6 +53,8 @@ def _channels_last(weight: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon for matrices with decoupled weight decay, and Adam for biases, depthwise filters and the like.
 
+    Adam trains `tables` too, whose rows are each looked up alone, such as embeddings.
+
     As with fused kernels, nothing changes in a step where `found_inf`, a number on the device, is not 0; and
     `lr` may be a tensor there. Nothing waits for the device, so that a CUDA graph can hold a step.
 
@@ -68,9 +70,18 @@ class Muon(torch.optim.Optimizer):
     found_inf: Tensor | None = None
 
     def __init__(
-        self, weights: Iterable[nn.Parameter], lr: float | Tensor, weight_decay: float = 0.0
+        self,
+        weights: Iterable[nn.Parameter],
+        lr: float | Tensor,
+        weight_decay: float = 0.0,
+        tables: Iterable[Tensor] = (),
     ) -> None:
         super().__init__(weights, {"lr": lr, "weight_decay": weight_decay})
+        self.tables = {id(table) for table in tables}
+
+    def orthogonalises(self, weight: Tensor) -> bool:
+        """Whether it is Muon that updates a weight, and not Adam."""
+        return is_matrix(weight) and id(weight) not in self.tables
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -85,7 +96,7 @@ class Muon(torch.optim.Optimizer):
             shapes: dict[torch.Size, list[int]] = {}  # equal matrices in one stack
             others = []
             for index, weight in enumerate(weights):
-                if is_matrix(weight):
+                if self.orthogonalises(weight):
                     shapes.setdefault(weight.flatten(1).shape, []).append(index)
                 else:
                     others.append(index)

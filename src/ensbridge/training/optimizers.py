@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ensbridge.methods.base import AbstractTrainable
 from ensbridge.training.config import FitConfig
-from ensbridge.training.muon import Muon, is_matrix
+from ensbridge.training.muon import Muon
 from ensbridge.utils.text import short
 
 Configs = FitConfig | Mapping[str, FitConfig]
@@ -109,8 +109,8 @@ class Optimizers:
     def check(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Refuse, with ValueError, tensors that cannot be the memory of these optimisers at a step."""
         weights = {
-            (name, str(index)): (weight, _memory(config, weight))
-            for name, (optimizer, config) in self.parts.items()
+            (name, str(index)): (weight, _memory(optimizer, weight))
+            for name, (optimizer, _) in self.parts.items()
             for index, weight in enumerate(optimizer.param_groups[0]["params"])
         }
         memories: dict[tuple[str, str], dict[str, Tensor]] = {}
@@ -145,10 +145,11 @@ class Optimizers:
                         tensor.zero_() if old is None else tensor.copy_(old)
 
 
-def _memory(config: FitConfig, weight: Tensor) -> set[str]:
+def _memory(optimizer: torch.optim.Optimizer, weight: Tensor) -> set[str]:
     """The names of what an optimiser keeps of a weight."""
-    momentum = is_matrix(weight) if config.optimizer == "muon" else config.optimizer == "sgd"
-    return _MOMENTUM if momentum else _ADAM
+    if isinstance(optimizer, Muon):
+        return _MOMENTUM if optimizer.orthogonalises(weight) else _ADAM
+    return _MOMENTUM if isinstance(optimizer, torch.optim.SGD) else _ADAM
 
 
 def _optimizer(config: FitConfig, student: nn.Module, captured: bool) -> torch.optim.Optimizer:
@@ -158,5 +159,6 @@ def _optimizer(config: FitConfig, student: nn.Module, captured: bool) -> torch.o
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=lr, weight_decay=decay, fused=fused, capturable=captured)
     if config.optimizer == "muon":
-        return Muon(parameters, lr, decay)
+        tables = (module.weight for module in student.modules() if isinstance(module, nn.Embedding))
+        return Muon(parameters, lr, decay, tables)
     return torch.optim.SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=decay, fused=fused)
