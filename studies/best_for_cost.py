@@ -1,12 +1,13 @@
 """CIFAR-10 or -100: the best model at ×1.00, ×1.17 and ×1.33, and what a reviewer would put beside it.
 
     python studies/best_for_cost.py cifar10 OUT --seeds 0 1 2 --epochs 130 --final
-    python studies/best_for_cost.py cifar10 OUT --methods self --seeds 0 1 2 --epochs 130 --final
+    python studies/best_for_cost.py cifar10 OUT --methods self wider --seeds 0 1 2 --epochs 130 --final
+    python studies/best_for_cost.py cifar10 OUT --methods end2 labels --seeds 0 1 2 --epochs 130 --final
     python studies/best_for_cost.py cifar100 OUT --recipe cifar100 --seeds 0 --final
 
 Everything is trained side by side on the same batches, for as many passes, towards the members' prediction on
-the augmented image; labels are not used. A seed decides the first weights, the first seed the batches. Of
---methods:
+the augmented image; labels are used by `labels` alone. A seed decides the first weights, the first seed the
+batches. Of --methods:
 
     distilled    a new network distilled from all members at τ = 1, and two bridges at T = 2 that read three
                  of its maps and send no gradient into it, one of them at half the resolution
@@ -14,6 +15,8 @@ the augmented image; labels are not used. A seed decides the first weights, the 
     wider        a wider network of the cost of one bridge, distilled alike
     self         the control of `distilled`: the first member alone as the teacher
     three        `distilled` with three teachers
+    end2         a new network by EnD² at τ = 1
+    labels       a new network on mixed labels, without any teacher
 
 A whole model of each method and seed is left in OUT/…/models, and measured again from there.
 """
@@ -30,11 +33,22 @@ import ensbridge as eb
 from common import EMA, at_temperature, begin, fit_config, parser
 from ensbridge.evaluation import ModelInfo
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
-from ensbridge.methods import AbstractMethod, Bridge, EmaRule, EnsembleDistillation, JointDistillation
+from ensbridge.methods import (
+    AbstractMethod,
+    Bridge,
+    DirichletClassifier,
+    EmaRule,
+    EnsembleDistillation,
+    JointDistillation,
+    ProxyEnD2,
+)
 from ensbridge.models import PyramidScore
+from mixed_labels import MixedLabels
 
-METHODS = ("distilled", "end-to-end", "wider", "self", "three")
+METHODS = ("distilled", "end-to-end", "wider", "self", "three", "end2", "labels")
+ALONE = ("wider", "end2", "labels")  # networks without bridges
 TEACHERS = {"self": 1, "three": 3}  # others have all
+CHANNELS = {"cifar10": 32, "cifar100": 64}  # of the first map
 WIDER = (35, 68, 138)  # channels: ×1.161 the MACs of (32, 64, 128); twice as many on CIFAR-100
 FEATURES = ("stages.0.0", "stages.1.4", "stages.2.4")  # h₁ and the last maps of the later stages
 
@@ -73,7 +87,26 @@ SCORES: dict[str, Callable[[int, int], PyramidScore]] = {"fine": fine, "coarse":
 
 def bridges_of(name: str) -> tuple[str, ...]:
     """The bridges of a method."""
-    return {"wider": (), "end-to-end": ("fine",)}.get(name, tuple(SCORES))
+    return () if name in ALONE else ("fine",) if name == "end-to-end" else tuple(SCORES)
+
+
+def student_of(
+    name: str, recipe: Recipe, teachers: eb.Ensemble, run: Run, seed: int, mixup: float
+) -> AbstractMethod:
+    """A network without bridges, which learns from the teachers or, of `labels`, from mixed labels."""
+    classes, channels = len(recipe.class_names), CHANNELS[recipe.name]
+    if name == "wider":
+        widths = [width * channels // 32 for width in WIDER]
+        wider = run.build(lambda: eb.nets.ResNet((5, 5, 5), widths, classes), "wider", seed)
+        return EnsembleDistillation(teachers, wider, tau=1.0, ema=EmaRule(EMA))
+    student = run.build(recipe.member, "student", seed)
+    if name == "labels":
+        return MixedLabels(
+            lambda labels: EnsembleDistillation(labels, student, tau=1.0, ema=EmaRule(EMA)), mixup, classes
+        )
+    method = ProxyEnD2(teachers, student, tau=1.0)
+    method.ema = EmaRule(EMA)
+    return method
 
 
 def spec(recipe: Recipe, name: str, seed: int, fit: eb.FitConfig) -> MethodSpec:
@@ -82,11 +115,9 @@ def spec(recipe: Recipe, name: str, seed: int, fit: eb.FitConfig) -> MethodSpec:
     def make(run: Run) -> AbstractMethod:
         assert run.members is not None
         teachers = run.members.first(TEACHERS.get(name, len(run.members)))
-        classes, channels = len(recipe.class_names), 32 if recipe.name == "cifar10" else 64
-        if name == "wider":
-            widths = [width * channels // 32 for width in WIDER]
-            wider = run.build(lambda: eb.nets.ResNet((5, 5, 5), widths, classes), "wider", seed)
-            return EnsembleDistillation(teachers, wider, tau=1.0, ema=EmaRule(EMA))
+        if name in ALONE:
+            return student_of(name, recipe, teachers, run, seed, fit.augment.mixup)
+        classes, channels = len(recipe.class_names), CHANNELS[recipe.name]
         source = run.build(recipe.member, "student", seed)
         bridges = {
             label: Bridge(
@@ -100,15 +131,22 @@ def spec(recipe: Recipe, name: str, seed: int, fit: eb.FitConfig) -> MethodSpec:
             teachers, source, bridges, FEATURES, end_to_end=name == "end-to-end", ema=EmaRule(EMA)
         )
 
-    return MethodSpec(name, make, fit)
+    unmixed = replace(fit, augment=replace(fit.augment, mixup=0.0))  # it mixes labels with images itself
+    return MethodSpec(name, make, unmixed if name == "labels" else fit)
+
+
+def job_of(name: str) -> str:
+    """The folder that a method is trained in: labels have batches of their own."""
+    return "labels" if name.startswith("labels") else "all"
 
 
 def whole_model(run: Run, name: str, saved: Path) -> eb.FastEnsemble:
     """A method's network with all its bridges: the saved one, or the one that was just trained."""
     if (saved / name).exists():
         return eb.load(saved / name).to(run.device)
-    model = run.methods("all")[name].model()
-    model = model if isinstance(model, eb.FastEnsemble) else eb.FastEnsemble(model)
+    model = run.methods(job_of(name))[name].model()
+    if not isinstance(model, eb.FastEnsemble):
+        model = eb.FastEnsemble(model.net if isinstance(model, DirichletClassifier) else model)
     model.save(saved / name, image_shape=(3, 32, 32))
     return model
 
@@ -120,6 +158,8 @@ def models_of(name: str, seed: int, members: int, saved: Path) -> list[TableMode
     def built(chosen: tuple[str, ...]) -> Callable[[Run], nn.Module]:
         def build(run: Run) -> nn.Module:
             whole = run.once(f"{name}-{seed}", lambda: whole_model(run, f"{name}-{seed}", saved))
+            if name == "end2":
+                return DirichletClassifier(whole.source, tau=1.0)
             crossed = [whole.each_bridge()[bridges.index(label)] for label in chosen]
             return eb.FastEnsemble(whole.source, crossed, whole.features)
 
@@ -127,9 +167,14 @@ def models_of(name: str, seed: int, members: int, saved: Path) -> list[TableMode
 
     models = []
     for chosen in ((), *((label,) for label in bridges), *([bridges] if len(bridges) > 1 else [])):
-        info = ModelInfo("DBN", teachers, len(chosen), 1, "kl", 2.0) if chosen else ModelInfo("ED", teachers)
+        if chosen:
+            info = ModelInfo("DBN", teachers, len(chosen), 1, "kl", 2.0)
+        elif name == "labels":
+            info = ModelInfo("other")
+        else:
+            info = ModelInfo("EnD2" if name == "end2" else "ED", teachers)
         label = " + ".join((f"{name} {seed}", *chosen))
-        models.append(TableModel(info, ("all",), built(chosen), name=label))
+        models.append(TableModel(info, (job_of(name),), built(chosen), name=label))
     return models
 
 
@@ -149,7 +194,16 @@ def main() -> None:
     specs = {f"{name}-{seed}": spec(recipe, name, seed, fit) for name, seed in which}
     models = [model for name, seed in which for model in models_of(name, seed, len(members), saved)]
     trained = all((saved / name).exists() for name in specs)
-    jobs = () if trained else (Job("all", "all", specs),)
+    groups: dict[str, dict[str, MethodSpec]] = {}
+    for name, method in specs.items():
+        groups.setdefault(job_of(name), {})[name] = method
+    jobs = (
+        ()
+        if trained
+        else tuple(
+            Job(folder, folder, methods, labelled=folder == "labels") for folder, methods in groups.items()
+        )
+    )
     models = [replace(model, needs=()) for model in models] if trained else models
     recipe = replace(recipe, members=len(members))
     result = eb.experiments.run_study(

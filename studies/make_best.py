@@ -1,8 +1,9 @@
 """What best_for_cost.py measured, as one JSON for the pages: means over seeds, and paired differences.
 
-    python studies/make_best.py OUT/distilled-0-1-2 cifar10
+    python studies/make_best.py cifar10 OUT/distilled-0-1-2 [OUT/self-wider-0-1-2 …]
 
 Writes results/cifar10/best.json, of the validation images and, where they were measured, of the test images.
+The first folder is that of the distilled network; what the others hold is compared with it.
 A standard error is over images, of the mean over seeds; the seeds stand beside it.
 """
 
@@ -26,11 +27,19 @@ from provenance import provenance
 
 OUT = RESULTS / "cifar10" / "best.json"
 EPOCHS, SEEDS = 130, (0, 1, 2)
-KINDS = {  # a model's name after its seed, and what its row is called
-    "": "distilled network",
+SUFFIXES = {  # a model's name after its seed, and what its row is called
+    "": "",
     " + fine": "+ fine bridge",
     " + coarse": "+ coarse bridge",
     " + fine + coarse": "+ both bridges",
+}
+METHODS = {  # of best_for_cost.py
+    "distilled": "distilled network",
+    "self": "control",
+    "three": "three teachers",
+    "wider": "wider student",
+    "end2": "EnD², τ = 1",
+    "labels": "mixed labels",
 }
 DIFFERENCES = (
     ("+ coarse bridge", "distilled network"),
@@ -40,6 +49,12 @@ DIFFERENCES = (
     ("distilled network", "DE-5"),
     ("+ coarse bridge", "DE-5"),
     ("+ both bridges", "DE-5"),
+    ("distilled network", "control"),
+    ("+ coarse bridge", "control + coarse bridge"),
+    ("distilled network", "three teachers"),
+    ("+ coarse bridge", "wider student"),
+    ("distilled network", "EnD², τ = 1"),
+    ("distilled network", "mixed labels"),
 )
 # Short runs on validation images by an earlier script with the settings of best_for_cost.py: mixup α = 1,
 # three teachers, one seed, EMA. By SGD is 0.2 with weight decay 5e-4 for the network and Adam at 2e-3 for its
@@ -76,13 +91,30 @@ def figures(rows: Sequence[Row], log_probs: Sequence[Tensor], labels: Tensor) ->
     return found
 
 
+def row_names() -> dict[tuple[str, str], str]:
+    """What a row is called, by its method and what follows the seed in the models' names.
+
+    >>> names = row_names()
+    >>> names["distilled", " + coarse"], names["self", " + coarse"], names["wider", ""]
+    ('+ coarse bridge', 'control + coarse bridge', 'wider student')
+    """
+    return {
+        (method, suffix): bridges if method == "distilled" and bridges else f"{name} {bridges}".strip()
+        for method, name in METHODS.items()
+        for suffix, bridges in SUFFIXES.items()
+    }
+
+
 def measured(folder: Path, part: str, labels: Tensor) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Each model's row, and its NLL of each image as the mean over seeds."""
     rows = {row.model: row for row in eb.evaluation.read_scores(folder / f"{part}.json").rows}
     with np.load(folder / f"{part}.npz") as arrays:
         log_probs = {name: torch.from_numpy(arrays[name]).float() for name in rows}
     groups = {name: [name] for name, row in rows.items() if row.method == "DE"}
-    groups |= {kind: [f"distilled {seed}{suffix}" for seed in SEEDS] for suffix, kind in KINDS.items()}
+    for (method, suffix), model in row_names().items():
+        names = [f"{method} {seed}{suffix}" for seed in SEEDS]
+        if names[0] in rows:
+            groups[model] = names
     documents, nlls = [], {}
     for model, names in groups.items():
         first, predicted = rows[names[0]], [log_probs[name] for name in names]
@@ -97,15 +129,20 @@ def measured(folder: Path, part: str, labels: Tensor) -> tuple[list[dict[str, An
 
 def main() -> None:
     """Write the JSON."""
-    folder, data = Path(sys.argv[1]), eb.data.open_splits(sys.argv[2])
+    data, folders = eb.data.open_splits(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]]
     rows, differences = [], []
     for part, held in (("validation", data.val), ("test", data.test)):
-        if not (folder / f"{part}.json").exists():
-            continue
         assert held.labels is not None
-        of_part, nlls = measured(folder, part, held.labels)
-        rows += of_part
+        nlls: dict[str, Tensor] = {}
+        for folder in folders:
+            if not (folder / f"{part}.json").exists():
+                continue
+            of_folder, losses = measured(folder, part, held.labels)
+            rows += [row for row in of_folder if row["model"] not in nlls]  # each folder has the ensembles
+            nlls |= losses
         for model, than in DIFFERENCES:
+            if model not in nlls or than not in nlls:
+                continue
             change = nlls[model] - nlls[than]
             se = eb.metrics.standard_error(change)
             differences.append(
@@ -118,7 +155,7 @@ def main() -> None:
     ]
     commands = [
         "python studies/best_for_cost.py cifar10 OUT --seeds 0 1 2 --epochs 130 --final",
-        "python studies/make_best.py OUT/distilled-0-1-2 cifar10",
+        f"python studies/make_best.py cifar10 {' '.join(f'OUT/{folder.name}' for folder in folders)}",
     ]
     document = {"commands": commands, "rows": rows, "differences": differences, "tried": tried}
     OUT.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -127,10 +127,14 @@ def test_a_file_of_one_feature_has_a_string(tmp_path: Path) -> None:
     assert eb.load(tmp_path).features == one.features == (_tiny.FEATURE,)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar10-2"])
+@pytest.mark.parametrize("name", ["dbn", "dbn-steps", "bn"])
 def test_what_was_saved_with_one_feature_is_loaded(name: str) -> None:
-    fast = eb.load(f"zoo:{name}")
+    fast = eb.load(Path(__file__).parent / "files_v0_1" / "models" / name)
     assert fast.features == (fast.feature,) == ("stages.0.0",)
+
+
+def test_the_zoos_model_reads_the_features_of_three_depths() -> None:
+    assert eb.load("zoo:cifar10").features == ("stages.0.0", "stages.1.4", "stages.2.4")
 
 
 @pytest.mark.parametrize(

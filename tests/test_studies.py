@@ -143,9 +143,11 @@ def test_levers_measures_every_bridge_alone_and_with_its_source(images: str, tmp
     ]
 
 
-def test_best_for_cost_measures_a_network_with_0_to_2_bridges(images: str, tmp_path: Path) -> None:
-    rehearse("best_for_cost", images, tmp_path, *TRAINING, "--methods", "distilled", "wider")
-    file = tmp_path / "distilled-wider-0" / "validation.json"
+def test_best_for_cost_measures_networks_with_0_to_2_bridges(images: str, tmp_path: Path) -> None:
+    methods = ("distilled", "wider", "end2", "labels")
+    two_steps = (*TRAINING, "--epochs", "1")  # the rate of the first is 0
+    rehearse("best_for_cost", images, tmp_path, *two_steps, "--methods", *methods)
+    file = tmp_path / f"{'-'.join(methods)}-0" / "validation.json"
     rows = [row for row in eb.evaluation.read_scores(file).rows if row.method != "DE"]
     assert {row.model: round(row.macs_ratio, 2) for row in rows} == {
         "distilled 0": 1.0,
@@ -153,9 +155,12 @@ def test_best_for_cost_measures_a_network_with_0_to_2_bridges(images: str, tmp_p
         "distilled 0 + coarse": 1.13,
         "distilled 0 + fine + coarse": 1.29,
         "wider 0": 1.16,
+        "end2 0": 1.0,
+        "labels 0": 1.0,
     }
+    assert len({row.nll for row in rows}) == len(rows)
     file.unlink()  # what was saved is measured again
-    rehearse("best_for_cost", images, tmp_path, *TRAINING, "--methods", "distilled", "wider")
+    rehearse("best_for_cost", images, tmp_path, *two_steps, "--methods", *methods)
     again = [row for row in eb.evaluation.read_scores(file).rows if row.method != "DE"]
     assert [row.nll for row in again] == pytest.approx([row.nll for row in rows], abs=1e-6)
 

@@ -15,7 +15,7 @@ def find_model(name: Path | str) -> Path:
 
     >>> find_model("zoo:nothing")
     Traceback (most recent call last):
-    ValueError: zoo:nothing is not in the zoo; there are: zoo:cifar10, zoo:cifar10-2
+    ValueError: zoo:nothing is not in the zoo; there are: zoo:cifar10, zoo:cifar10-2, zoo:cifar10-distilled
     """
     if isinstance(name, str) and name.startswith(ZOO):
         return _in_zoo(name.removeprefix(ZOO))
