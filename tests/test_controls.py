@@ -59,8 +59,8 @@ def test_without_mixing_it_is_the_cross_entropy_of_the_labels() -> None:
 
 def test_the_tempered_member_has_the_ensembles_entropy(controls: ModuleType) -> None:
     members = eb.Ensemble([network() for _ in range(3)])
-    for member in members.members:
-        member[1].weight.data.mul_(20)
+    for weights in members.parameters():
+        weights.data.mul_(20)
     images = torch.rand(50, 1, 4, 4)
     tempered = controls.entropy_matched(images, members)
     entropies = [eb.metrics.entropy(net(images).log_softmax(-1)).mean() for net in (tempered, members)]
