@@ -12,7 +12,6 @@ from ensbridge.deploy.benchmark.ratios import MIN_ROUNDS
 from ensbridge.utils.progress import Advance, ignore
 
 ROUND = 0.5  # seconds that the fastest model is timed for in a round
-SHORT = 0.05  # a shorter call has an untimed one before it, so that each model finds its own caches
 MIN_CALLS, MAX_CALLS = 3, 200
 
 Call = Callable[[], object]
@@ -38,8 +37,9 @@ def time_rounds(
     """Time each model once a round, all in a new order each round; no round begins after `seconds`.
 
     Models are called several times a round, one call of each after the other, so that a slow moment of the
-    machine falls on all of them. The round's time of a model is that of its fastest call: whatever else a
-    machine does only ever adds time. `seconds` leaves at least 6 rounds.
+    machine falls on all of them. Each timed call follows an untimed one of the same model, so that it finds
+    its own weights and buffers in the caches, as a model in use does. The round's time of a model is that of
+    its fastest call: whatever else a machine does only ever adds time. `seconds` leaves at least 6 rounds.
 
     >>> now = iter(range(10_000))
     >>> result = time_rounds({"a": lambda: None, "b": lambda: None}, 7, clock=lambda: next(now))
@@ -64,8 +64,7 @@ def time_rounds(
         for _ in range(calls):
             orders.shuffle(order)
             for name in order:
-                if fastest < SHORT:
-                    models[name]()
+                models[name]()
                 taken[name].append(one(name))
         for name, durations in taken.items():
             times[name].append(min(durations))
