@@ -165,13 +165,11 @@ def test_best_for_cost_measures_networks_with_0_to_2_bridges(images: str, tmp_pa
     assert [row.nll for row in again] == pytest.approx([row.nll for row in rows], abs=1e-6)
 
 
-def test_the_zoos_models_are_saved_with_their_scores(images: str, tmp_path: Path) -> None:
+def test_the_zoos_models_are_calibrated_and_saved_with_their_scores(images: str, tmp_path: Path) -> None:
     rehearse("best_for_cost", images, tmp_path, *TRAINING)
-    rehearse("make_zoo", tmp_path / "distilled-0", "--zoo", tmp_path)
-    nlls = {
-        row.model: row.nll
-        for row in eb.evaluation.read_scores(tmp_path / "distilled-0" / "validation.json").rows
-    }
+    rehearse("make_zoo", tmp_path / "distilled-0", images, "--limit", "4", "--zoo", tmp_path)
+    studied = eb.evaluation.read_scores(tmp_path / "distilled-0" / "validation.json").rows
+    fitted = {row.model: row.temperature for row in studied}
     whole = eb.load(tmp_path / "distilled-0" / "models" / "distilled-0")
     for name, count, model in (
         ("cifar10-distilled", 0, "distilled 0"),
@@ -180,10 +178,11 @@ def test_the_zoos_models_are_saved_with_their_scores(images: str, tmp_path: Path
     ):
         fast = eb.load(tmp_path / name)
         assert len(fast.bridges) == count
-        assert f"{nlls[model]:.3f}" in (tmp_path / name / "README.md").read_text()
+        assert fast.temperature == pytest.approx(fitted[model], rel=1e-4)  # of the same validation images
+        assert "| DE-5 | 5.00 |" in (tmp_path / name / "README.md").read_text()
         x = torch.rand(2, 3, 32, 32)
         if count == 2:
-            assert torch.allclose(fast(x), whole(x), atol=1e-5)
+            assert torch.allclose(fast(x) * fast.temperature, whole(x), atol=1e-5)
 
 
 @pytest.mark.parametrize(
