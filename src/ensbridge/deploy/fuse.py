@@ -86,13 +86,25 @@ class FoldedScore(nn.Module):
             _conv(last.body[-1]).bias.data += shift  # pyright: ignore[reportOptionalMemberAccess]
         shift = shifts[0] + torch.cat([shifts[0].new_zeros(folded.channels), state.double()])
         entry = _enter(cast(InvertedResidual, stages[0][0]), folded.channels, shift)
-        self.body = nn.Sequential(folded.stem, *entry, *stages, folded.tail)
+        self.body = nn.Sequential(folded.stem, *entry, *stages, folded.tail, MeanPool())
         self.head = folded.head
         self.to(dtype).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def forward(self, h: Tensor, z_t: Tensor | None = None, t: Tensor | None = None) -> Tensor:
         """ε of shape (B, classes), from h (B, channels, H, W) alone."""
-        return self.head(self.body(h.contiguous(memory_format=torch.channels_last)).mean((2, 3)))
+        return self.head(self.body(h.contiguous(memory_format=torch.channels_last)).flatten(1))
+
+
+class MeanPool(nn.Module):
+    """The mean of each channel as a pooling, which onnxruntime does in the blocked layout of convolutions.
+
+    >>> MeanPool()(torch.ones(2, 3, 4, 5)).shape
+    torch.Size([2, 3, 1, 1])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, 1, 1) of (B, C, H, W)."""
+        return nn.functional.avg_pool2d(x, x.shape[-2:])
 
 
 def prepare_for_inference(fast: FastEnsemble) -> InferenceModel:
@@ -144,6 +156,7 @@ def _folded(score: nn.Module) -> nn.Module | None:
         return score
     if isinstance(score, PyramidScore):
         fold_batch_norm(score)
+        score.tail.append(MeanPool())  # its own mean is then one of a single number
         return score
     if not isinstance(score, ScoreNet):
         return None
