@@ -56,33 +56,10 @@ FEATURES = ("stages.0.0", "stages.1.4", "stages.2.4")  # h₁ and the last maps 
 def fine(classes: int, channels: int) -> PyramidScore:
     """The paper's score network with the source's later maps added: ×0.162 the MACs of the source."""
     stages = [(1, 8, 1, 1), (3, 12, 2, 2), (3, 16, 3, 2), (3, 24, 2, 1), (3, 32, 2, 1)]
-    return _score(classes, channels, stages, joins=(1, 2), stem=8, last=32)
+    return PyramidScore.scaled(classes, channels, stages, joins=(1, 2), stem=8, last=32)
 
 
-def coarse(classes: int, channels: int) -> PyramidScore:
-    """One that begins at half the resolution, which takes less time: ×0.132."""
-    stages = [(2, 16, 1, 1), (3, 24, 3, 2), (3, 32, 2, 1)]
-    return _score(classes, channels, stages, joins=(0, 1), stem=16, stride=2, last=64)
-
-
-def _score(
-    classes: int,
-    channels: int,
-    stages: list[tuple[int, int, int, int]],
-    *,
-    joins: tuple[int, int],
-    stem: int,
-    stride: int = 1,
-    last: int,
-) -> PyramidScore:
-    """A score network whose widths are given in eighths of the first map's channels."""
-    eighth = channels // 8
-    scaled = [(expansion, width * eighth, blocks, step) for expansion, width, blocks, step in stages]
-    maps, ends = [channels, 2 * channels, 4 * channels], (stem * eighth, last * eighth)
-    return PyramidScore(classes, maps, scaled, joins=joins, stem=ends[0], stride=stride, last=ends[1])
-
-
-SCORES: dict[str, Callable[[int, int], PyramidScore]] = {"fine": fine, "coarse": coarse}
+SCORES: dict[str, Callable[[int, int], PyramidScore]] = {"fine": fine, "coarse": PyramidScore.coarse}
 
 
 def bridges_of(name: str) -> tuple[str, ...]:

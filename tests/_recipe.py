@@ -16,6 +16,7 @@ from ensbridge.data import Splits
 from ensbridge.experiments import Recipe, digits
 from ensbridge.models import ResNet, ScoreNet
 from ensbridge.models.tail import Tail
+from ensbridge.training.config import FitConfig
 
 
 def load() -> Splits:
@@ -51,7 +52,11 @@ def tiny(**changes: Any) -> Recipe:
             "tail_feature": "stages.0.0",
             "members": 3,
             "target": 2,
-            **{name: replace(config, **small) for name, config in vars(recipe).items() if "_fit" in name},
+            **{
+                name: replace(config, **small)
+                for name, config in vars(recipe).items()
+                if isinstance(config, FitConfig)
+            },
             **changes,
         },
     )

@@ -17,7 +17,7 @@ import _runs
 import _tiny
 from _recipe import RecordedProgress, member, results, tiny
 from ensbridge.evaluation.scores import name_rows, read_scores
-from ensbridge.experiments import Recipe, evaluate_run, run_recipe, train_recipe
+from ensbridge.experiments import Recipe, cifar10, evaluate_run, run_recipe, train_recipe
 from ensbridge.experiments.jobs import outline
 from ensbridge.experiments.parts import groups_for
 from ensbridge.experiments.recipe import build, describe
@@ -25,7 +25,7 @@ from ensbridge.experiments.runner import Run, side_by_side
 from ensbridge.experiments.table import experiment_of
 from ensbridge.methods.diffusion_bridge import DiffusionBridge
 from ensbridge.methods.joint_distillation import JointDistillation
-from ensbridge.models import ResNet
+from ensbridge.models import PyramidScore, ResNet
 
 STAGES = ["members", "bridges", "headline", "curves", "baselines"]
 BASELINES = ["ED", "EnD²", "+1 BN small", "+1 BN medium"]
@@ -273,6 +273,9 @@ def changed(value: Any) -> Any:
     return value / 2 if isinstance(value, float) and value else value + 1
 
 
+UNCHANGED = ("checkpoint_every", "log_every", "tail_feature", "headline_score")
+
+
 def variations(value: Any, name: str = "") -> list[tuple[str, Any]]:
     """Every copy of a dataclass in which one field, however deep, differs; functions are left as they are."""
     found: list[tuple[str, Any]] = []
@@ -283,8 +286,8 @@ def variations(value: Any, name: str = "") -> list[tuple[str, Any]]:
                 (place, replace(value, **{each.name: other}))
                 for place, other in variations(inner, f"{label}.")
             ]
-        # A recipe with a tail behind no block cannot be described at all.
-        elif not callable(inner) and each.name not in ("checkpoint_every", "log_every", "tail_feature"):
+        # A recipe with a tail behind no block, or without a function, cannot be described at all.
+        elif not callable(inner) and each.name not in UNCHANGED:
             found.append((label, replace(value, **{each.name: changed(inner)})))
     return found
 
@@ -394,3 +397,40 @@ def test_the_headline_is_a_distilled_source_that_starts_as_the_first_member(
         assert method.source is not member  # whose weights stay
         assert _tiny.same(_tiny.state(method.source), _tiny.state(member))
     assert _tiny.same(_tiny.state(pair.bridges["bridge"]), _tiny.state(control.bridges["bridge"]))
+
+
+def test_a_headline_may_have_new_weights_and_a_bridge_that_reads_several_features(tmp_path: Path) -> None:
+    recipe = tiny(target=2)
+    assert recipe.headline_fit is not None
+    recipe = replace(
+        recipe,
+        headline_new=True,
+        headline_teachers=3,
+        headline_features=("stages.0.0", "stages.1.0"),
+        headline_score=lambda: PyramidScore(3, [8, 8], [(1, 8, 1, 2)], joins=[0], stem=8, last=8),
+        headline_bridge_fit=replace(recipe.headline_fit, lr=0.01),
+    ).check()
+    recipe.try_networks(recipe.load())
+    run_recipe(recipe, tmp_path, seed=3)
+    run = Run(experiment_of(recipe, 3), tmp_path, 3, recipe.load(), RecordedProgress())
+    pair, control = (run.methods("headline")[name] for name in ("distilled", "control"))
+    assert isinstance(pair, JointDistillation)
+    assert (len(pair.ensemble), pair.features) == (3, recipe.headline_features)
+    assert isinstance(control, JointDistillation)
+    assert len(control.ensemble) == 1
+    assert not _tiny.same(_tiny.state(pair.source), _tiny.state(pair.ensemble.source))
+    rows = {row.model: row for row in read_scores(tmp_path).rows}
+    (headline,) = [row for row in rows.values() if row.headline]
+    assert (headline.members, headline.source, headline.model) == (
+        3,
+        "distilled",
+        "+1 DBN (distilled source, DE-3)",
+    )
+
+
+def test_a_recipe_without_later_fields_is_described_as_before() -> None:
+    described = describe(tiny())
+    assert {"headline_fit", "headline_temperature"} <= described.keys()
+    assert not {"headline_new", "headline_teachers", "headline_features", "headline_score"} & described.keys()
+    assert {"headline_new", "headline_features", "headline_score"} <= describe(cifar10()).keys()
+    assert not any(name.startswith("headline") for name in describe(cifar10("paper", "paper")))

@@ -21,7 +21,15 @@ from ensbridge.training.distill import distillation_grids
 from ensbridge.utils.text import one_line
 
 MOST_MEMBERS = 100
-HEADLINE_FIELDS = ("headline_fit", "headline_temperature")  # which runs of earlier versions do not have
+# Fields that came later, which runs made before do not have, and what they are where they change nothing.
+LATER_FIELDS = {"members_together": 1, "count_distillation": True, "headline_bridge_fit": None}
+LATER_FIELDS |= {"headline_features": (), "headline_score": None, "headline_new": False}
+LATER_FIELDS |= {"headline_teachers": 0}
+HEADLINE_FIELDS = {
+    "headline_fit",
+    "headline_temperature",
+    *(name for name in LATER_FIELDS if "headline" in name),
+}
 Schedule = Literal["published", "paper"]  # lengths, batches and rates: those of our results, or the paper's
 
 
@@ -55,6 +63,11 @@ class Recipe:
     bridge: BridgeConfig
     headline_fit: FitConfig | None = None  # of the distilled source; None where the recipe has no headline
     headline_temperature: float = 2.0
+    headline_bridge_fit: FitConfig | None = None  # of the bridge beside it; that of KL unless given
+    headline_features: tuple[str, ...] = ()  # what that bridge reads; `feature` unless given
+    headline_score: Callable[[], nn.Module] | None = None  # its network; that of other bridges unless given
+    headline_new: bool = False  # whether the source starts from new weights, not as a copy of a member
+    headline_teachers: int = 0  # how many members teach it; `target` unless given
     kl_temperature: float = 2.0  # of the bridges that are trained with KL
     ed_tau: float = 4.0
     end2_tau: float = 2.0
@@ -88,6 +101,11 @@ class Recipe:
             )
         if self.figure_members > MOST_MEMBERS:
             raise ValueError(f"figure_members is {self.figure_members}; it must be at most {MOST_MEMBERS}")
+        if not 0 <= self.headline_teachers <= self.members:
+            raise ValueError(
+                f"headline_teachers is {self.headline_teachers}; it must be at most {self.members}, as there "
+                "are members, or 0 for as many as target"
+            )
         if not 1 <= self.members_together <= MOST_MEMBERS:
             raise ValueError(
                 f"members_together is {self.members_together}; it must be 1, which is each by itself, or "
@@ -117,11 +135,15 @@ class Recipe:
             logits, feature, inner = forward_with_features(member, image, self.feature, self.tail_feature)
             score, now = build(lambda: self.score(self.bridge.z_input), 0).eval(), logits.new_ones(1)
             _readable("feature", self.feature, lambda: score(feature, logits, now))
+            if self.headline_features and self.headline_score is not None:
+                _, *maps = forward_with_features(member, image, *self.headline_features)
+                headline = build(self.headline_score, 0).eval()
+                _readable("headline_features", self.headline_features, lambda: headline(maps, None, None))
             tail = build(lambda: self.tail(member, self.tail_feature, 1.0), 0)
             _readable("tail_feature", self.tail_feature, lambda: tail(inner))
 
 
-def _readable(name: str, feature: str, run: Callable[[], object]) -> None:
+def _readable(name: str, feature: str | tuple[str, ...], run: Callable[[], object]) -> None:
     try:
         run()
     except (RuntimeError, ValueError) as error:
@@ -157,13 +179,11 @@ def describe(recipe: Recipe) -> dict[str, Any]:
             values[name] = asdict(value)
         elif not callable(value):
             values[name] = value
-    for name, off in (("members_together", 1), ("count_distillation", True)):
-        if values[name] == off:
-            del values[name]
-    if recipe.headline_fit is None:
-        for name in HEADLINE_FIELDS:
-            del values[name]
-    return values | nets
+    if recipe.headline_score is not None:
+        nets["headline_score"] = str(build(recipe.headline_score, 0))
+    absent = {name for name, off in LATER_FIELDS.items() if values.get(name) == off}
+    absent |= HEADLINE_FIELDS if recipe.headline_fit is None else set()
+    return {name: value for name, value in values.items() if name not in absent} | nets
 
 
 def baseline_sizes(recipe: Recipe) -> tuple[int, ...]:
@@ -177,7 +197,7 @@ BASELINES = ("headline", "kl", "ed", "end2", "bn")  # whose `…_fit` has as man
 def match_compute(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
     """The recipe with as many epochs for each baseline as the bridge has.
 
-    `but` names baselines whose epochs were set on purpose.
+    `but` names baselines whose epochs were set on purpose. A headline with new weights keeps its own.
 
     >>> from ensbridge.experiments import digits
     >>> match_compute(change(digits(), "bridge_fit.epochs=32")).ed_fit.epochs
@@ -185,6 +205,9 @@ def match_compute(recipe: Recipe, but: Sequence[str] = ()) -> Recipe:
     """
     if not recipe.match_compute:
         return recipe
+    but = (
+        (*but, "headline") if recipe.headline_new else but
+    )  # new weights were trained for a time of their own
     stages = distillation_grids(recipe.bridge.schedule.times().tolist(), recipe.bridge.distillation)
     epochs = recipe.bridge_fit.epochs
     epochs += len(stages) * recipe.distill_fit.epochs if recipe.count_distillation else 0

@@ -231,22 +231,24 @@ def _jobs(
 def headline(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
     """The model that a report is about, a source distilled from the ensemble with a bridge beside it.
 
-    It is what `compress` makes of the members where validation prefers it; on digits cross-validation did
-    (studies/choose_headline.py). Its source alone and its control are measured too; the control is the same
-    with the first member alone as the teacher. Recipes without a `headline_fit` have none.
+    It is what `compress` makes of the members where validation prefers it: on digits cross-validation did
+    (studies/choose_headline.py), on CIFAR-10 validation images (studies/best_for_cost.py). Its source alone
+    and its control are measured too; the control is the same with the first member alone as the teacher.
+    Recipes without a `headline_fit` have none.
     """
     if recipe.headline_fit is None:
         return [], []
+    teachers = recipe.headline_teachers or recipe.target
     specs = {
-        "distilled": _headline_spec(recipe, recipe.headline_fit, seed, recipe.target),
+        "distilled": _headline_spec(recipe, recipe.headline_fit, seed, teachers),
         "control": _headline_spec(recipe, recipe.headline_fit, seed, 1),
     }
-    job = Job(HEADLINE, HEADLINE, specs, member_folders(recipe, recipe.target))
+    job = Job(HEADLINE, HEADLINE, specs, member_folders(recipe, teachers))
     base = recipe.headline_temperature
-    pair = replace(one_step(recipe, "kl"), source="distilled", source_temperature=base)
+    pair = replace(one_step(recipe, "kl"), members=teachers, source="distilled", source_temperature=base)
     models = [
         TableModel(
-            ModelInfo("ED", recipe.target, tau=1.0),
+            ModelInfo("ED", teachers, tau=1.0),
             (HEADLINE,),
             lambda run: _method(run, "distilled").source,
         ),
@@ -261,18 +263,22 @@ def _method(run: Run, name: str) -> JointDistillation:
 
 
 def _headline_spec(recipe: Recipe, distil: FitConfig, seed: int, teachers: int) -> MethodSpec:
-    """A copy of the first member that is distilled, and a bridge beside it, as with KL."""
+    """A copy of the first member, or a new one, that is distilled, and a bridge beside it, as with KL."""
     source_fit = seeded(distil, seed, "bridge")
-    bridge_fit = replace(seeded(recipe.kl_fit, seed, "bridge"), epochs=distil.epochs, augment=distil.augment)
+    bridge_fit = seeded(recipe.headline_bridge_fit or recipe.kl_fit, seed, "bridge")
+    bridge_fit = replace(bridge_fit, epochs=distil.epochs, augment=distil.augment)
     law = replace(recipe.bridge.temperature, base=recipe.headline_temperature)
     config = BridgeConfig(beta=recipe.bridge.beta, temperature=law, ema=recipe.bridge.ema)
+    features = recipe.headline_features or recipe.feature
 
     def make(run: Run) -> JointDistillation:
         ensemble = trained_ensemble(run, recipe, teachers)
         source: nn.Module = copy.deepcopy(ensemble.source).requires_grad_()
-        score = run.build(lambda: recipe.score(config.z_input), "score")
-        bridges = {"bridge": Bridge(score, config, (0.0, 1.0))}
-        return JointDistillation(ensemble, source, bridges, recipe.feature, ema=EmaRule(config.ema))
+        if recipe.headline_new:
+            source = run.build(recipe.member, "student")
+        score = run.build(recipe.headline_score or (lambda: recipe.score(config.z_input)), "score")
+        bridges = {"bridge": Bridge(score, config, (0.0, 1.0))}  # type: ignore[arg-type]
+        return JointDistillation(ensemble, source, bridges, features, ema=EmaRule(config.ema))
 
     label = f"distilled source and bridge (T = {recipe.headline_temperature:g})"
     return MethodSpec(label, make, bridge_fit, {"source": source_fit, "bridges": bridge_fit})
