@@ -22,7 +22,7 @@ ANATOMY = {  # bridges, members, parameters
 def test_a_model_of_the_zoo_is_whole(name: str) -> None:
     fast = eb.load(f"zoo:{name}")
     assert (len(fast.bridges), fast.members, count_params(fast)) == ANATOMY[name]
-    assert fast.temperature == 1  # the fitted one is in the card
+    assert 1 < fast.temperature < 1.2  # fitted on validation images: a little over-confident without
     assert fast.image_shape == (3, 32, 32)
     assert fast.class_names == eb.data.CIFAR10_CLASSES
     with torch.no_grad():
