@@ -149,7 +149,7 @@ def distillation_jobs(recipe: Recipe, seed: int, bridges: Job, folder: str) -> l
 
     def spec(teachers: str, name: str, times: Sequence[float], label: str) -> MethodSpec:
         def make(run: Run) -> StepDistillation:
-            teacher = trained_bridge(run, teachers, name)
+            teacher = checked(trained_bridge(run, teachers, name), DiffusionBridge)
             return StepDistillation(teacher, times, mode=recipe.bridge.distillation)
 
         return MethodSpec(label, make, config)
@@ -163,12 +163,13 @@ def distillation_jobs(recipe: Recipe, seed: int, bridges: Job, folder: str) -> l
     return jobs
 
 
-def trained_bridge(run: Run, folder: str, name: str) -> DiffusionBridge:
+def trained_bridge(run: Run, folder: str, name: str) -> DiffusionBridge | BridgeNetwork:
     """A bridge that a job trained, or that one of distillation made."""
     method = run.methods(folder)[name]
     if isinstance(method, StepDistillation):
         return method.distilled
-    return checked(method, DiffusionBridge)
+    assert isinstance(method, DiffusionBridge | BridgeNetwork), type(method)
+    return method
 
 
 def one_step(recipe: Recipe, loss: Loss = "bridge") -> ModelInfo:
@@ -277,7 +278,7 @@ def bridge_network_spec(
 
 
 def bridge_model(info: ModelInfo, folder: str, names: Sequence[str], table: Table = "rows") -> TableModel:
-    """The source with the diffusion bridges of these names, whose predictions are averaged."""
+    """The source with the bridges of these names, whose predictions are averaged; networks' with its own."""
 
     def make(run: Run) -> nn.Module:
         return FastEnsemble.of(*(trained_bridge(run, folder, name) for name in names))
@@ -285,13 +286,7 @@ def bridge_model(info: ModelInfo, folder: str, names: Sequence[str], table: Tabl
     return TableModel(info, (folder,), make, table)
 
 
-def network_model(info: ModelInfo, folder: str, names: Sequence[str], table: Table = "rows") -> TableModel:
-    """The source with the bridge networks of these names, averaged with its own prediction."""
-
-    def make(run: Run) -> nn.Module:
-        return FastEnsemble.of(*(checked(run.methods(folder)[name], BridgeNetwork) for name in names))
-
-    return TableModel(info, (folder,), make, table)
+network_model = bridge_model
 
 
 def student_model(info: ModelInfo, folder: str, name: str, table: Table = "rows") -> TableModel:

@@ -116,19 +116,16 @@ class Recipe:
         with torch.no_grad():
             logits, feature, inner = forward_with_features(member, image, self.feature, self.tail_feature)
             score, now = build(lambda: self.score(self.bridge.z_input), 0).eval(), logits.new_ones(1)
-            _readable("feature", self.feature, lambda: score(feature, logits, now))
             tail = build(lambda: self.tail(member, self.tail_feature, 1.0), 0)
-            _readable("tail_feature", self.tail_feature, lambda: tail(inner))
-
-
-def _readable(name: str, feature: str, run: Callable[[], object]) -> None:
-    try:
-        run()
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"{name} is {feature!r}, which the network behind it cannot read ({one_line(error)}); name "
-            "another"
-        ) from error
+            networks = {"feature": (score, feature, logits, now), "tail_feature": (tail, inner)}
+            for name, (net, *inputs) in networks.items():
+                try:
+                    net(*inputs)
+                except (RuntimeError, ValueError) as error:
+                    raise ValueError(
+                        f"{name} is {getattr(self, name)!r}, which the network behind it cannot read "
+                        f"({one_line(error)}); name another"
+                    ) from error
 
 
 def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:

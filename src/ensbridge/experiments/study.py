@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -70,7 +69,9 @@ def run_study(
         for part, held in (("validation", data.val), ("test", data.test))[: 2 if final else 1]:
             scores[part], log_probs[part] = _measure(run, recipe, reference, models, part, held)
             write_atomically(folder / f"{part}.json", scores[part].to_json().encode())
-            write_atomically(folder / f"{part}.npz", _compressed(log_probs[part]))
+            arrays: dict[str, Any] = {name: values.half().numpy() for name, values in log_probs[part].items()}
+            np.savez_compressed(compressed := BytesIO(), **arrays)
+            write_atomically(folder / f"{part}.npz", compressed.getvalue())
     return StudyResult(run, scores, log_probs)
 
 
@@ -94,14 +95,6 @@ def _measure(
     return scores, {name: values.cpu() for name, values in log_probs.items()}
 
 
-def _compressed(log_probs: Mapping[str, Tensor]) -> bytes:
-    """An npz of log-probabilities in half precision."""
-    arrays: dict[str, Any] = {name: values.half().numpy() for name, values in log_probs.items()}
-    file = BytesIO()
-    np.savez_compressed(file, **arrays)
-    return file.getvalue()
-
-
 def load_members(folder: Path | str, recipe: Recipe) -> Ensemble:
     """The members whose weights lie in a folder as member-1.safetensors, member-2.safetensors, …."""
     folder = Path(folder)
@@ -110,11 +103,9 @@ def load_members(folder: Path | str, recipe: Recipe) -> Ensemble:
     missing = [path.name for path in paths if not path.exists()]
     if missing:
         raise ValueError(f"{folder} holds no {missing[0]}; give a folder with the weights of every member")
-    members = []
-    for path in paths:
-        net = recipe.member()
+    members = [recipe.member() for _ in paths]
+    for net, path in zip(members, paths, strict=True):
         net.load_state_dict(load_file(path))
-        members.append(net)
     return Ensemble(members).eval()
 
 
