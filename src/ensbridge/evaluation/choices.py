@@ -70,10 +70,12 @@ class _Predictions:
         """A model's temperature and share of the source; None where these images are too few for them."""
         if len(self.labels) < MIN_TO_CALIBRATE:
             return None
-        fitted = fit_temperature(self.models[best], self.labels)
-        if not 0.02 < fitted < 50:
+        temperature = fit_temperature(self.models[best], self.labels)
+        if not 0.02 < temperature < 50:
             return None
-        return fit_calibration(self.models[best], self.source, self.labels) if self.bridged else (fitted, 0.0)
+        if self.bridged:
+            return fit_calibration(self.models[best], self.source, self.labels)
+        return temperature, 0.0
 
     def calibrated(self, best: int, temperature: float, source_logit_weight: float) -> Tensor:
         logits = calibrated(self.models[best], self.source, temperature, source_logit_weight)
@@ -156,7 +158,8 @@ def _calibrated(candidate: Candidate, predictions: _Predictions, calibrate: bool
     losses, best = predictions.losses(), predictions.best()
     fast = candidate.models[best]
     if len(losses) > 1:
-        bases = [f"{_source_temperature(model):g}" for model in candidate.models]
+        bridges = [model.each_bridge()[0] for model in candidate.models]
+        bases = [f"{bridge.config.temperature.base:g}" for bridge in bridges if isinstance(bridge, Bridge)]
         tried = ", ".join(f"{base} (NLL {loss:.4f})" for base, loss in zip(bases, losses, strict=True))
         say(f"validation chose T = {bases[best]} of {tried}")
     if not calibrate:
@@ -174,9 +177,3 @@ def _calibrated(candidate: Candidate, predictions: _Predictions, calibrate: bool
     change = f"validation NLL {losses[best]:.4f} before, {after:.4f} after"
     say(f"calibrated by a temperature of {fast.temperature:.3f}{share}: {change}")
     return fast
-
-
-def _source_temperature(fast: FastEnsemble) -> float:
-    bridge = fast.each_bridge()[0]
-    assert isinstance(bridge, Bridge)
-    return bridge.config.temperature.base

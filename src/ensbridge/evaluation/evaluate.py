@@ -116,7 +116,7 @@ class Evaluator:
         self._check_labels(by_size)
         ensembles = reference.by_size()
         self.by_size = by_size or [*self._predict(ensembles, self.test).values()]
-        self.val_by_size = None if self.val is None else [*self._predict(ensembles, self.val).values()]
+        self.val_by_size = [] if self.val is None else [*self._predict(ensembles, self.val).values()]
         self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.by_size]
         self.image = next(self.test.batches(1))[0]
 
@@ -165,14 +165,16 @@ class Evaluator:
                 raise ValueError(
                     f"{name!r} has {classes} classes, the members {self.classes}; compare models of the same"
                 )
-        held_out = self._predict_validation(others, {*ensemble_sizes.values()} - {0})
+        val_answers = {} if self.val is None else self._predict(others, self.val)
         detections = None if self.ood is None else self._detect(models, self.test, self.ood)
         measured = {}
         for name, model in models.items():
-            ensemble_size = ensemble_sizes[name]
+            ensemble_size, val = ensemble_sizes[name], None
             log_probs = self.by_size[ensemble_size - 1] if ensemble_size else answers[name]
             nlls = metrics.nll_per_image(log_probs, self.labels)
-            val = held_out.get(ensemble_size or name)
+            if self.val_labels is not None:
+                val_log_probs = self.val_by_size[ensemble_size - 1] if ensemble_size else val_answers[name]
+                val = val_log_probs, self.val_labels
             temperature = None if val is None else metrics.fit_temperature(*val)
             row = self._row(name, model, info.get(name), log_probs, nlls, ensemble_size, temperature)
             if detections is not None:
@@ -214,16 +216,6 @@ class Evaluator:
             gap_error=error,
             reliability=reliability,
         )
-
-    def _predict_validation(
-        self, models: Mapping[str, nn.Module], sizes: set[int]
-    ) -> dict[str | int, tuple[Tensor, Tensor]]:
-        """Validation predictions and labels of each model, and of the reference in each of the sizes."""
-        if self.val is None or self.val_by_size is None or self.val_labels is None:
-            return {}
-        answers: dict[str | int, Tensor] = {size: self.val_by_size[size - 1] for size in sizes}
-        answers |= self._predict(models, self.val)
-        return {key: (log_probs, self.val_labels) for key, log_probs in answers.items()}
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, str]:
