@@ -54,6 +54,11 @@ class TextTable:
         return TextTable(self.heading, ((title, tuple(headings[i] for i in order)),), rows, self.notes)
 
 
+def seeds_text(summary: Summary) -> str:
+    """The seeds in words."""
+    return f"seed{'s' if len(summary.seeds) > 1 else ''} {', '.join(map(str, summary.seeds))}"
+
+
 # ------------------------------------------------------------------------------ the paper's numbers
 
 NOTE = (
@@ -90,15 +95,6 @@ class PaperRow:
     brier_sd: float | None = None
 
 
-@dataclass(frozen=True)
-class PaperCapacity:
-    """One DBN of the paper, trained towards so many members."""
-
-    members: int
-    acc: float
-    dee: float
-
-
 def paper_rows(dataset: str) -> tuple[PaperRow, ...]:
     """Return the paper's rows for a data set, none where it has none.
 
@@ -110,9 +106,9 @@ def paper_rows(dataset: str) -> tuple[PaperRow, ...]:
     return tuple(PaperRow(**row) for row in _document()["rows"].get(dataset, ()))
 
 
-def paper_capacity(dataset: str) -> tuple[PaperCapacity, ...]:
-    """Return the paper's single DBN by number of teachers, none where it has none."""
-    return tuple(PaperCapacity(**row) for row in _document()["capacity"].get(dataset, ()))
+def paper_capacity(dataset: str) -> list[dict[str, Any]]:
+    """Return members, ACC and DEE of the paper's single DBN by number of teachers, none where it has none."""
+    return _document()["capacity"].get(dataset, [])
 
 
 def source() -> str:

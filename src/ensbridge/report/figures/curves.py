@@ -58,8 +58,8 @@ def draw(data: Data, width: int) -> Sheet:
     narrow = width <= NARROW
     columns = 2 if narrow else 4
     space = Margins(left=42, right=10, top=46, bottom=46, gap_x=54, gap_y=94)
-    sheet, panels = Sheet.of_panels(width, len(data["curves"]), columns, 92, space)
-    for number, (axes, curve) in enumerate(zip(panels, data["curves"], strict=True)):
+    sheet = Sheet(width, len(data["curves"]), columns, 92, space)
+    for number, (axes, curve) in enumerate(zip(sheet.panels, data["curves"], strict=True)):
         style = look(curve["kind"])
         thousands = [images / 1000 for images in curve["images"]]
         if len(data["seeds"]) > 1:

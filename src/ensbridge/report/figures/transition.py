@@ -99,9 +99,9 @@ def draw(data: Data, width: int) -> Sheet:
     """Draw each example as its image and a small panel, at a width in pixels."""
     columns = 1 if width <= NARROW else 2
     space = Margins(left=_SIDE + 44, right=76, top=26, bottom=46, gap_x=_SIDE + 44 + 76, gap_y=88)
-    sheet, panels = Sheet.of_panels(width, len(data["examples"]), columns, 118, space)
+    sheet = Sheet(width, len(data["examples"]), columns, 118, space)
     sheet.back = 28
-    for number, (axes, example) in enumerate(zip(panels, data["examples"], strict=True)):
+    for number, (axes, example) in enumerate(zip(sheet.panels, data["examples"], strict=True)):
         _lines(sheet, axes, example, data["class_names"], number)
         _picture(sheet, axes, example, data["class_names"][example["label"]])
     return sheet
