@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensbridge.cli.base import app, say, tell
-from ensbridge.cli.options import ROOT, Allow, Device, Model, Quiet, Root, Seed, allowed
+from ensbridge.cli.options import ROOT, Allow, Batch, Device, Model, Quiet, Root, Seed, allowed
 
 if TYPE_CHECKING:
     from ensbridge.deploy.members import Overrides
@@ -74,9 +74,7 @@ def compress(
         str | None,
         typer.Option(metavar="MODULE", help="Module of the source that bridges read, such as layer1."),
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch-size", "--batch", metavar="N", help="Images per batch.")
-    ] = 128,
+    batch: Batch = 128,
     crop: Annotated[
         int, typer.Option(metavar="PIXELS", help="Augment by random crops with this much padding.")
     ] = 0,
@@ -121,15 +119,18 @@ def compress(
     """
     from ensbridge.data.augment import Augment
     from ensbridge.evaluation.choices import choices_table
-    from ensbridge.experiments.named import DataNames, compress_named
+    from ensbridge.experiments.named import compress_named
     from ensbridge.training.distributed import rank_zero_only
 
     with rank_zero_only() as speaks:
         fast, fidelity = compress_named(
             members,
-            DataNames(data, val, test, root),
+            data,
             out,
             overrides(size, mean, std),
+            val=val,
+            test=test,
+            root=root,
             license=license,
             say=tell if speaks and not quiet else (lambda _: None),
             writes=speaks,

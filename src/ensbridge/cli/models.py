@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ensbridge.cli.base import app, fail, say, tell
-from ensbridge.cli.options import Allow, Device, ImageShape, Model, Quiet, allowed, numbers
+from ensbridge.cli.options import Allow, Batch, Device, ImageShape, Model, Quiet, allowed, numbers
 from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
-
-if TYPE_CHECKING:
-    from ensbridge.deploy.predict_tables import AbstractInput
-    from ensbridge.deploy.predictor import PredictorConfig
 
 FORMATS = ("onnx", "pt2", "triton")
 
@@ -43,9 +39,7 @@ def predict(
     top_k: Annotated[
         int | None, typer.Option(metavar="K", help="Also give the K most likely classes.")
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch-size", "--batch", metavar="N", help="Images per batch.")
-    ] = 64,
+    batch: Batch = 64,
     engine: Annotated[
         str, typer.Option(metavar="NAME", help="With --out: local, or ray (Ray Data, also on a cluster).")
     ] = "local",
@@ -94,12 +88,11 @@ def predict(
     from ensbridge.deploy.predict_inputs import open_inputs
     from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
 
-    means, stds = numbers("mean", mean), numbers("std", std)
     config = PredictorConfig(
         model,
         None if image_shape is None else parse_shape(image_shape),
-        None if means is None else tuple(means),
-        None if stds is None else tuple(stds),
+        numbers("mean", mean),
+        numbers("std", std),
         tuple(allowed(allow)),
         device,
         batch,
@@ -107,48 +100,35 @@ def predict(
     )
     sources = open_inputs(inputs, sys.stdin)
     if out is not None:
-        _predict_to_folder(config, sources, out, format, engine, workers, quiet)
+        from ensbridge.deploy.predict_folder import UNREADABLE, predict_to_folder
+
+        with progress_bars(quiet) as bars:
+            images, unreadable = predict_to_folder(
+                config,
+                sources,
+                out,
+                format=format,  # type: ignore[arg-type]
+                engine=engine,  # type: ignore[arg-type]
+                workers=workers,
+                progress=bars.stage,
+            )
+        say(f"{out}: {images:,} images, {images - unreadable:,} predicted")
+        if unreadable:
+            tell(f"{unreadable:,} images could not be read; they are listed in {out / UNREADABLE}")
         return
     if engine != "local" or format != "jsonl":
         fail("--engine and --format are of a run that writes a folder; give --out", code=2)
-    failed = 0
+    failed = False
     predictor = BatchPredictor.of(config)
     entries = (entry for source in sources for entry in source.read(0, len(source)))
     for name, outcome in predictor.outcomes(entries):
         if isinstance(outcome, str):
-            failed += 1
+            failed = True
             tell(outcome)
         else:
             print(outcome.to_json(name), flush=True)
     if failed:
         raise typer.Exit(2)
-
-
-def _predict_to_folder(
-    config: PredictorConfig,
-    sources: list[AbstractInput],
-    out: Path,
-    format: str,
-    engine: str,
-    workers: int | None,
-    quiet: bool,
-) -> None:
-    """Predict into a folder, and say how many images there were."""
-    from ensbridge.deploy.predict_folder import UNREADABLE, predict_to_folder
-
-    with progress_bars(quiet) as bars:
-        images, unreadable = predict_to_folder(
-            config,
-            sources,
-            out,
-            format=format,  # type: ignore[arg-type]
-            engine=engine,  # type: ignore[arg-type]
-            workers=workers,
-            progress=bars.stage,
-        )
-    say(f"{out}: {images:,} images, {images - unreadable:,} predicted")
-    if unreadable:
-        tell(f"{unreadable:,} images could not be read; they are listed in {out / UNREADABLE}")
 
 
 @app.command()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +30,7 @@ Seed = Annotated[
     typer.Option(metavar="N", callback=_check_seed, help="Random seed; the same seed gives the same result."),
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
+Batch = Annotated[int, typer.Option("--batch-size", "--batch", metavar="N", help="Images per batch.")]
 Model = Annotated[
     str,
     typer.Argument(
@@ -60,14 +63,12 @@ def allowed(names: list[str] | None) -> list[str]:
     return names or []
 
 
-def numbers(name: str, text: str | None) -> list[float] | None:
+def numbers(name: str, text: str | None) -> tuple[float, ...] | None:
     """Numbers as they are typed, with commas."""
     if text is None:
         return None
-    try:
-        numbers = [float(number) for number in text.split(",")]
-    except ValueError:
-        numbers = [float("nan")]
-    if not all(abs(number) < float("inf") for number in numbers):
-        raise ValueError(f"{name} is {text!r}; give numbers with commas, such as 0.49,0.48,0.45")
-    return numbers
+    with suppress(ValueError):
+        numbers = tuple(map(float, text.split(",")))
+        if all(map(math.isfinite, numbers)):
+            return numbers
+    raise ValueError(f"{name} is {text!r}; give numbers with commas, such as 0.49,0.48,0.45")
