@@ -283,10 +283,10 @@ def _check_size(part: ImagePart, source: NamedNetwork, say: Say) -> None:
     if isinstance(part.images, ImageSet):
         size = tuple(part.images.images.shape[-2:])
         if size != source.takes.size:
-            here, there = ("×".join(map(str, sides)) for sides in (size, source.takes.size))
+            given, taken = ("×".join(map(str, sides)) for sides in (size, source.takes.size))
             say(
-                f"the images are {here} and {source.title} takes {there}, to which they are resized; if it "
-                f"was trained on {here}, give --size {size[0]}"
+                f"the images are {given} and {source.title} takes {taken}, to which they are resized; if it "
+                f"was trained on {given}, give --size {size[0]}"
             )
 
 

@@ -120,12 +120,9 @@ def bridge_specs(
     """
     config = recipe.bridge_config(loss)
     fit = seeded(recipe.kl_fit if loss == "kl" else recipe.bridge_fit, seed, "bridge")
-    label = f"bridge ({recipe.bridge.num_steps} steps)"
-    if loss == "kl":
-        temperature = (
-            "" if config.temperature == recipe.bridge.temperature else f", T = {config.temperature.base:g}"
-        )
-        label = f"bridge (KL{temperature})"
+    label = "KL" if loss == "kl" else f"{recipe.bridge.num_steps} steps"
+    if config.temperature != recipe.bridge.temperature:
+        label += f", T = {config.temperature.base:g}"
 
     def spec(group: Group) -> MethodSpec:
         def make(run: Run) -> DiffusionBridge:
@@ -136,7 +133,7 @@ def bridge_specs(
             target = group if towards is None else towards
             return DiffusionBridge(ensemble, net, recipe.feature, loss=loss, target=target, config=config)
 
-        return MethodSpec(label, make, fit)
+        return MethodSpec(f"bridge ({label})", make, fit)
 
     return {slug(group, towards): spec(group) for group in groups}
 
@@ -184,12 +181,9 @@ def slug(group: Group, towards: Group | None = None) -> str:
     ('members-1-4-5', 'control', 'control-like-1-4-5', 'members-1-2-3-like-1-4-5')
     """
     target = group if towards is None else towards
-    name = "control" if target == CONTROL else f"members-{_numbers(target)}"
-    return name if target == group or _is_first(group) else f"{name}-like-{_numbers(group)}"
-
-
-def _numbers(group: Group) -> str:
-    return "-".join(str(index + 1) for index in group)
+    target_numbers, numbers = ("-".join(str(index + 1) for index in part) for part in (target, group))
+    name = "control" if target == CONTROL else f"members-{target_numbers}"
+    return name if target == group or _is_first(group) else f"{name}-like-{numbers}"
 
 
 def _is_first(group: Group) -> bool:
@@ -236,12 +230,6 @@ def curve_folders(others: int) -> tuple[str, ...]:
     return tuple(curve_folder(index) for index in range(1, others + 1))
 
 
-def centre_of(run: Run, index: int) -> nn.Module:
-    """The centre of the curve from the source to the member of an index."""
-    curve = checked(run.methods(curve_folder(index))["curve"], BezierCurve)
-    return run.once(f"centre of {index}", lambda: curve.at(0.5))
-
-
 def student_specs(recipe: Recipe, seed: int, teachers: int, mark: str) -> dict[str, MethodSpec]:
     """ED and EnD² of the first so many members, which start alike; `mark` ends their names in folders."""
 
@@ -266,10 +254,14 @@ def bridge_network_spec(
 ) -> MethodSpec:
     """A bridge network towards the centres of the curves to these members; `share` is that of channels."""
 
+    def centre(run: Run, index: int) -> nn.Module:
+        curve = checked(run.methods(curve_folder(index))["curve"], BezierCurve)
+        return run.once(f"centre of {index}", lambda: curve.at(0.5))
+
     def make(run: Run) -> BridgeNetwork:
         source = trained_ensemble(run, recipe, 1).source
         net = run.build(lambda: recipe.tail(source, recipe.tail_feature, share), "tail", width, start)
-        return BridgeNetwork(source, [centre_of(run, index) for index in centres], net, recipe.tail_feature)
+        return BridgeNetwork(source, [centre(run, index) for index in centres], net, recipe.tail_feature)
 
     return MethodSpec(f"bridge network, {width}", make, seeded(recipe.bn_fit, seed, "bridge"))
 

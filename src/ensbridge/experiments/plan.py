@@ -99,8 +99,6 @@ class Plan:
 
 @dataclass(frozen=True)
 class _RunConfig:
-    """What a run folder's config.json says of its plan."""
-
     plan: Plan
     seed: Annotated[int, Range(-MOST_SEED, MOST_SEED)]
 

@@ -203,11 +203,13 @@ def change(recipe: Recipe, assignment: str) -> Recipe:
 
 
 def _changed(holder: Any, path: list[str], text: str, whole: str) -> Any:
-    here = [field.name for field in fields(holder) if _settable(holder, field.name)]
+    names = [field.name for field in fields(holder) if _settable(holder, field.name)]
     if path[0] in RENAMED_FIELDS:
         raise ValueError(f"{whole} is now {RENAMED_FIELDS[path[0]]}; set that")
-    if path[0] not in here:
-        raise ValueError(f"{whole} is not a field of the recipe; at {path[0]!r} there are: {', '.join(here)}")
+    if path[0] not in names:
+        raise ValueError(
+            f"{whole} is not a field of the recipe; at {path[0]!r} there are: {', '.join(names)}"
+        )
     old = getattr(holder, path[0])
     if is_dataclass(old) and not isinstance(old, type):
         if len(path) == 1:

@@ -90,7 +90,7 @@ class Run:
         """Whether a job's last checkpoint is there."""
 
         def check() -> bool:
-            return seems_finished(self.path(job.folder), job.configs[0], len(self.data.train))
+            return seems_finished(self.path(job.folder), job.first_config, len(self.data.train))
 
         return self.engine.broadcast(check) if self.engine else check()
 

@@ -23,6 +23,7 @@ from ensbridge.experiments.recipe import Recipe
 from ensbridge.experiments.run import NamedModels, build_models, choose_device, read_plan
 from ensbridge.experiments.runner import Run, one_thread
 from ensbridge.experiments.table import experiment_of
+from ensbridge.metrics import nll_per_image
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.utils.files import locked, open_folder, write_atomically
 from ensbridge.utils.progress import progress_bars, silent
@@ -35,6 +36,12 @@ class StudyResult:
     run: Run
     scores: dict[str, Scores]
     log_probs: dict[str, dict[str, Tensor]]  # by part, then by model; those of DE-1 … DE-M come first
+
+    def nlls(self, part: str) -> dict[str, Tensor]:
+        """Each model's NLL on every image of a part."""
+        labels = (self.run.data.test if part == "test" else self.run.data.val).labels
+        assert labels is not None
+        return {name: nll_per_image(values, labels.cpu()) for name, values in self.log_probs[part].items()}
 
 
 def run_study(
