@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 
 from ensbridge.cli.base import app, fail, say, tell
-from ensbridge.cli.options import Allow, Batch, Device, ImageShape, Model, Quiet, allowed, numbers
+from ensbridge.cli.options import (
+    Allow,
+    Batch,
+    Device,
+    ImageShape,
+    Model,
+    Quiet,
+    allowed,
+    argument,
+    flag,
+    numbers,
+    option,
+)
 from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 
@@ -21,46 +33,36 @@ def predict(
     model: Model,
     inputs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="INPUT",
-            help="Image files (PNG, JPEG, BMP, WEBP or PPM), folders, quoted globs, parquet, .npz, "
+        argument(
+            "INPUT",
+            "Image files (PNG, JPEG, BMP, WEBP or PPM), folders, quoted globs, parquet, .npz, "
             "webdataset tar shards, or - for paths on standard input, one per line.",
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder to write predictions to, part by part; the same command resumes."
-        ),
+        Path | None, option("DIR", "Folder to write predictions to, part by part; the same command resumes.")
     ] = None,
-    format: Annotated[
-        str, typer.Option(metavar="NAME", help="File format with --out: jsonl or parquet.")
-    ] = "jsonl",
-    top_k: Annotated[
-        int | None, typer.Option(metavar="K", help="Also give the K most likely classes.")
-    ] = None,
+    format: Annotated[str, option("NAME", "File format with --out: jsonl or parquet.")] = "jsonl",
+    top_k: Annotated[int | None, option("K", "Also give the K most likely classes.")] = None,
     batch: Batch = 64,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="With --out: local, or ray (Ray Data, also on a cluster).")
+        str, option("NAME", "With --out: local, or ray (Ray Data, also on a cluster).")
     ] = "local",
     workers: Annotated[
-        int | None, typer.Option(metavar="COUNT", help="Ray worker processes; by default all cores but one.")
+        int | None, option("COUNT", "Ray worker processes; by default all cores but one.")
     ] = None,
     image_shape: ImageShape = None,
     mean: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Subtracted from pixels in 0 … 1: one number, or one per channel such as 0.49,0.48,0.45. "
+        option(
+            "NUMBERS",
+            "Subtracted from pixels in 0 … 1: one number, or one per channel such as 0.49,0.48,0.45. "
             "Only for a model that expects normalised images.",
         ),
     ] = None,
     std: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Pixels are then divided by this; 0.003921569 for a model of pixels in 0 … 255.",
-        ),
+        option("NUMBERS", "Pixels are then divided by this; 0.003921569 for a model of pixels in 0 … 255."),
     ] = None,
     allow: Allow = None,
     device: Device = "cpu",
@@ -133,9 +135,9 @@ def predict(
 
 @app.command()
 def push(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that FastEnsemble.save wrote.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Repository on the hub, such as user/digits.")],
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    model: Annotated[Path, argument("MODEL", "Folder that FastEnsemble.save wrote.")],
+    name: Annotated[str, argument("NAME", "Repository on the hub, such as user/digits.")],
+    public: Annotated[bool, flag("--public", "Make a new repository public.")] = False,
 ) -> None:
     """Push a saved model to the Hugging Face hub.
 
@@ -152,17 +154,11 @@ def push(
 def export(
     model: Model,
     to: Annotated[
-        str,
-        typer.Option(
-            metavar="FORMAT", help="onnx, pt2 (torch.export) or triton (a folder of a model repository)."
-        ),
+        str, option("FORMAT", "onnx, pt2 (torch.export) or triton (a folder of a model repository).")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="File to write; by default model.onnx or model.pt2 in MODEL. For triton a folder.",
-        ),
+        option("PATH", "File to write; by default model.onnx or model.pt2 in MODEL. For triton a folder."),
     ] = None,
     image_shape: ImageShape = None,
     allow: Allow = None,
