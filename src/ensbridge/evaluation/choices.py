@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -142,15 +142,13 @@ def _compared(
     candidates: Sequence[Candidate], predictions: Sequence[_Predictions], val: ExampleSet, calibrate: bool
 ) -> tuple[Choice, ...]:
     image = next(val.batches(1))[0]
-    losses = [cross_fitted_nll(prediction, calibrate) for prediction in predictions]
-    best = min(range(len(losses)), key=lambda number: losses[number].mean().item())
     choices = []
-    for number, (candidate, loss) in enumerate(zip(candidates, losses, strict=True)):
-        first = candidate.models[0]
+    for candidate, prediction in zip(candidates, predictions, strict=True):
+        first, losses = candidate.models[0], cross_fitted_nll(prediction, calibrate)
         ratio = count_macs(first, image) / count_macs(first.source, image)
-        mean = loss.mean().item()
-        choices.append(Choice(candidate.name, ratio, mean, standard_error(loss), number == best))
-    return tuple(choices)
+        choices.append(Choice(candidate.name, ratio, losses.mean().item(), standard_error(losses), False))
+    best = min(choices, key=lambda choice: choice.nll)
+    return tuple(replace(choice, chosen=choice is best) for choice in choices)
 
 
 def _calibrated(candidate: Candidate, predictions: _Predictions, calibrate: bool, say: Say) -> FastEnsemble:

@@ -32,7 +32,7 @@ from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.utils.devices import evaluation_mode
 
 CLEAR = 2.0  # a difference below this many standard errors is not called one
-TRIED = 8  # images
+CHECKED_IMAGES = 8
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def measure_fidelity(
 
 
 def _measured(fast: FastEnsemble, data: ExampleSet, ensemble: Ensemble) -> Fidelity:
-    few = data.first(TRIED)
+    few = data.first(CHECKED_IMAGES)
     _check(fast, ensemble, few, data.labels)
     costs = _costs(fast, ensemble, few)
     models = {**ensemble.by_size(), "this": fast, "its source": fast.source}

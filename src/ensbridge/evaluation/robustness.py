@@ -27,7 +27,7 @@ from ensbridge.models.ensemble import weights_digest
 from ensbridge.utils.files import open_folder, read_json, write_atomically
 from ensbridge.utils.progress import Advance, Stage, silent
 
-KEPT = "corrupted.jsonl"  # beside a run's scores.json
+CORRUPTED_FILE = "corrupted.jsonl"  # beside a run's scores.json
 
 
 def measure_corrupted(
@@ -97,8 +97,8 @@ def describe_corrupted(folder: Path | str) -> CorruptedSet:
     """Where a folder's corrupted images are from, by the manifest beside them."""
     manifest = _manifest(Path(folder))
     made_by, seed = manifest.get("made_by"), manifest.get("seed")
-    said = isinstance(made_by, str) and bool(made_by) and made_by.isprintable()
-    return CorruptedSet(made_by if said else None, seed if type(seed) is int else None)
+    named = isinstance(made_by, str) and bool(made_by) and made_by.isprintable()
+    return CorruptedSet(made_by if named else None, seed if type(seed) is int else None)
 
 
 def add_corrupted(
@@ -154,8 +154,8 @@ def _conditions(
         raise ValueError(
             f"{folder} is no folder; give one of corrupted images, such as ensbridge data corrupt makes"
         )
-    there = set(corruptions_in(folder))
-    missing = [name for name in corruptions if name not in there]
+    complete = set(corruptions_in(folder))
+    missing = [name for name in corruptions if name not in complete]
     if missing:
         raise ValueError(
             f"{folder} lacks {len(missing)} of {len(corruptions)} corruptions ({', '.join(missing)}); finish "

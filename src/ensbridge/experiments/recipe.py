@@ -20,7 +20,7 @@ from ensbridge.training.config import FitConfig, describe_config
 from ensbridge.training.distill import distillation_grids
 from ensbridge.utils.text import one_line
 
-MOST_MEMBERS = 100
+MAX_MEMBERS = 100
 HEADLINE_FIELDS = ("headline_fit", "headline_temperature")  # which runs of earlier versions do not have
 Schedule = Literal["published", "paper"]  # lengths, batches and rates: those of our results, or the paper's
 
@@ -81,17 +81,17 @@ class Recipe:
 
     def check(self) -> Recipe:
         """The recipe itself, if its parts fit each other; asked when all changes are made."""
-        if not 2 <= self.target <= self.members <= MOST_MEMBERS:
+        if not 2 <= self.target <= self.members <= MAX_MEMBERS:
             raise ValueError(
                 f"target is {self.target} and members {self.members}; a bridge needs 2 members or more, "
-                f"no more than are trained, and those at most {MOST_MEMBERS}"
+                f"no more than are trained, and those at most {MAX_MEMBERS}"
             )
-        if self.figure_members > MOST_MEMBERS:
-            raise ValueError(f"figure_members is {self.figure_members}; it must be at most {MOST_MEMBERS}")
-        if not 1 <= self.members_together <= MOST_MEMBERS:
+        if self.figure_members > MAX_MEMBERS:
+            raise ValueError(f"figure_members is {self.figure_members}; it must be at most {MAX_MEMBERS}")
+        if not 1 <= self.members_together <= MAX_MEMBERS:
             raise ValueError(
                 f"members_together is {self.members_together}; it must be 1, which is each by itself, or "
-                f"more, at most {MOST_MEMBERS}"
+                f"more, at most {MAX_MEMBERS}"
             )
         for name in ("headline_temperature", "kl_temperature", "ed_tau", "end2_tau"):
             if not getattr(self, name) > 0:

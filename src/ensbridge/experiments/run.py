@@ -17,7 +17,7 @@ from torch import nn
 from ensbridge._aliases import upgrade_config
 from ensbridge.data.examples import ImageSet
 from ensbridge.evaluation.evaluate import Evaluator, environment
-from ensbridge.evaluation.robustness import KEPT, add_corrupted, check_corrupted
+from ensbridge.evaluation.robustness import CORRUPTED_FILE, add_corrupted, check_corrupted
 from ensbridge.evaluation.scores import (
     ModelInfo,
     Row,
@@ -252,7 +252,7 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
         tradeoff=build_models(run, models, "tradeoff").measure(evaluator),
         capacity=build_models(run, models, "capacity").measure(evaluator),
     )
-    kept = run.folder / KEPT
+    kept = run.folder / CORRUPTED_FILE
     if corrupted is not None and run.is_first:
         everything, data, stage = {**ensembles, **rows.models}, run.data.test, run.progress
         scores = add_corrupted(scores, everything, corrupted, test=data, keep=kept, stage=stage)

@@ -51,7 +51,6 @@ class Run:
     engine: Engine | None = None  # of several processes that run it together
     members: Ensemble | None = None  # where they are given and no job trains them
     _finished: dict[str, Mapping[str, AbstractMethod]] = field(default_factory=dict)  # methods by job
-    _unfinished: dict[str, str] = field(default_factory=dict)  # jobs that could not be loaded, and why
     _shared: dict[str, nn.Module] = field(default_factory=dict)  # networks that several methods read
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -97,13 +96,10 @@ class Run:
     def missing(self, folders: Sequence[str]) -> str | None:
         """What of these jobs, and of all that they need, cannot be loaded; None where everything can."""
         for job in self.experiment.needed(folders):
-            if job.folder not in self._unfinished:
-                try:
-                    self.methods(job.folder)
-                except IncompleteRun as error:
-                    self._unfinished[job.folder] = str(error)
-            if job.folder in self._unfinished:
-                return self._unfinished[job.folder]
+            try:
+                self.methods(job.folder)
+            except IncompleteRun as error:
+                return str(error)
         return None
 
     def train(self, jobs: Sequence[Job]) -> None:

@@ -19,12 +19,12 @@ Width = Literal["small", "medium"]
 Source = Literal["member", "distilled"]
 ImageScore = Literal["msp", "entropy", "mutual_information", "disagreement"]  # of uncertainty
 
-MOST = 2**63 - 1  # beyond it whole numbers are no longer those of arrays
+MAX_INT = 2**63 - 1  # beyond it whole numbers are no longer those of arrays
 
 # Numbers beyond these cannot be drawn.
-Seed = Annotated[int, Range(-MOST, MOST)]
-Whole = Annotated[int, Range(0, MOST)]
-Count = Annotated[int, Range(1, MOST)]
+Seed = Annotated[int, Range(-MAX_INT, MAX_INT)]
+Whole = Annotated[int, Range(0, MAX_INT)]
+Count = Annotated[int, Range(1, MAX_INT)]
 Few = Annotated[int, Range(0, 10**6)]
 Members = Annotated[int, Range(1, 10**6)]
 Severity = Annotated[int, Range(1, 5)]
@@ -303,21 +303,23 @@ def _label(model: ModelInfo) -> str:
 def _name(model: ModelInfo, target: int | None, temperature: bool = False) -> str:
     if model.method == "DE":
         return f"DE-{model.members}"
-    said = []
+    details = []
     if model.method == "DBN":
         if model.source == "distilled":
-            said.append("distilled source")
+            details.append("distilled source")
         elif model.loss == "kl":
-            said.append("KL")
-        said += [f"{model.steps} steps"] if model.steps > 1 else []
-        warm = temperature and model.source_temperature is not None
-        said += [f"T = {model.source_temperature:g}"] if warm else []
-    said += [f"τ = {model.tau:g}"] if model.tau is not None else []
+            details.append("KL")
+        if model.steps > 1:
+            details.append(f"{model.steps} steps")
+        if temperature and model.source_temperature is not None:
+            details.append(f"T = {model.source_temperature:g}")
+    if model.tau is not None:
+        details.append(f"τ = {model.tau:g}")
     if not model.control and model.members != target and model.width is None:
-        said.append(f"DE-{model.members}")
+        details.append(f"DE-{model.members}")
     words = [_label(model)]
     if model.bridges > 1 or (model.bridges and not model.control):
         words.insert(0, f"+{model.bridges}")
     words += [model.width] if model.width else []
-    words += [f"({', '.join(said)})"] if said else []
+    words += [f"({', '.join(details)})"] if details else []
     return " ".join(words)
