@@ -14,7 +14,7 @@ from ensbridge.report.style import look
 Data = dict[str, Any]
 
 _LOG_FROM = 20.0  # losses that span more than this factor are drawn on a logarithmic axis
-_LEAST = 1e-12  # below it a loss is nought, which such an axis does not have
+_MIN_LOSS = 1e-12  # below it a loss is nought, which such an axis does not have
 
 
 def data(summary: Summary) -> Data | None:
@@ -88,7 +88,7 @@ def draw(data: Data, width: int) -> Sheet:
 
 def _is_logarithmic(curve: Data) -> bool:
     low, high = min(curve["low"]), max(curve["high"])
-    return low > _LEAST and high > _LOG_FROM * low
+    return low > _MIN_LOSS and high > _LOG_FROM * low
 
 
 def _curve(runs: list[Curve]) -> Data:
