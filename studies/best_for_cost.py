@@ -174,23 +174,13 @@ def main() -> None:
     groups: dict[str, dict[str, MethodSpec]] = {}
     for name, method in specs.items():
         groups.setdefault(job_of(name), {})[name] = method
-    jobs = (
-        ()
-        if trained
-        else tuple(
-            Job(folder, folder, methods, labelled=folder == "labels") for folder, methods in groups.items()
-        )
-    )
-    models = [replace(model, needs=()) for model in models] if trained else models
+    jobs = [Job(folder, folder, methods, labelled=folder == "labels") for folder, methods in groups.items()]
+    if trained:
+        jobs, models = [], [replace(model, needs=()) for model in models]
     recipe = replace(recipe, members=len(members))
+    experiment = Experiment(tuple(jobs), tuple(models), {})
     result = eb.experiments.run_study(
-        Experiment(jobs, tuple(models), {}),
-        recipe,
-        data,
-        out,
-        members,
-        seed=options.seeds[0],
-        final=options.final,
+        experiment, recipe, data, out, members, seed=options.seeds[0], final=options.final
     )
     for part, scores in result.scores.items():
         print(f"{part}\n{scores.table()}", flush=True)

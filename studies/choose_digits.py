@@ -11,7 +11,6 @@ measured on the fourth, and all folds' predictions are pooled. The test images a
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from torch import Tensor
 
 import ensbridge as eb
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
+from provenance import plain_parser
 
 FOLDS = 4
 Group = tuple[int, ...]  # members by index
@@ -75,10 +75,8 @@ def pooled(
         data = fold(number, noise)
         folder = out / f"fold-{number}-seed-{seed}"
         result = eb.experiments.run_study(experiment(seed), recipe, data, folder, seed=seed, quiet=True)
-        labels = data.val.labels
-        assert labels is not None
-        for name, log_probs in result.log_probs["validation"].items():
-            nlls.setdefault(name, []).append(eb.metrics.nll_per_image(log_probs, labels))
+        for name, values in result.nlls("validation").items():
+            nlls.setdefault(name, []).append(values)
     return {name: torch.cat(parts) for name, parts in nlls.items()}
 
 
@@ -200,7 +198,7 @@ def study_pairs(out: Path, variants: int | None) -> None:
 def main() -> None:
     """Run one of the studies."""
     studies = {"task": study_task, "bridge": study_bridge, "baselines": study_baselines, "pairs": study_pairs}
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    asked = plain_parser(__doc__)
     asked.add_argument("study", choices=[*studies])
     asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
     asked.add_argument("--variants", type=int, help="only the first so many")

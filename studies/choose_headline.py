@@ -11,13 +11,11 @@ beside the frozen source as many. Writes results/headline-choice.json.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import itertools
-import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from torch import nn
@@ -26,9 +24,8 @@ import ensbridge as eb
 from choose_digits import line, pooled
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
 from ensbridge.methods import Bridge, EmaRule, EnsembleDistillation, JointDistillation
-from provenance import provenance
+from provenance import RESULTS, provenance, study_parser, write_json
 
-RESULTS = Path(__file__).parent.parent / "results"
 RECIPE = replace(eb.experiments.digits(), members=3)
 INPUTS = eb.data.Augment(noise=0.1, mixup=0.4)  # what every variant is trained on
 
@@ -77,11 +74,6 @@ def student(run: Run, recipe: Recipe, ensemble: eb.Ensemble, start: str) -> nn.M
     return net.requires_grad_()
 
 
-def member_folders(recipe: Recipe) -> tuple[str, ...]:
-    """What every variant builds on."""
-    return eb.experiments.member_folders(recipe, 3)
-
-
 def spec(recipe: Recipe, seed: int, start: str, rule: Rule) -> MethodSpec:
     """A distillation of the source with every bridge beside it, each with an optimiser of its own."""
     fit = eb.experiments.seeded(recipe.kl_fit, seed, "bridge")
@@ -107,17 +99,16 @@ def spec(recipe: Recipe, seed: int, start: str, rule: Rule) -> MethodSpec:
     return MethodSpec("distilled source", make, fit, parts)
 
 
-class Variants(NamedTuple):
-    """Settings of one method that are trained side by side."""
+class Variant(NamedTuple):
+    """A model, and the method that it is made of, by its name in the job."""
 
-    job: Job
-    models: list[TableModel]
-    keys: dict[str, str]  # of the job's methods, by the models' names
+    model: TableModel
+    key: str
+    method: MethodSpec
 
 
-def students(recipe: Recipe, seed: int) -> Variants:
+def students(recipe: Recipe, seed: int) -> Iterator[Variant]:
     """Distillation at other τ, with every start and optimiser of the pair's source, and its EMA."""
-    folder, specs, models, keys = "students", {}, [], {}
     base = eb.experiments.seeded(recipe.kl_fit, seed, "bridge")
     for tau, (variant, (start, rule)) in itertools.product(TAUS, STARTS.items()):
 
@@ -126,78 +117,73 @@ def students(recipe: Recipe, seed: int) -> Variants:
             ema = EmaRule(recipe.bridge.ema)
             return EnsembleDistillation(ensemble, student(run, recipe, ensemble, start), tau=tau, ema=ema)
 
-        name, key = f"ED {variant} τ{tau:g}", slug(f"{variant} τ{tau:g}")
-        specs[key], keys[name] = MethodSpec("ED", make, rule.of(base)), key
-        model = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", 3, tau=tau), folder, key)
-        models.append(replace(model, name=name))
-    return Variants(Job(folder, "students", specs, member_folders(recipe)), models, keys)
+        key = slug(f"{variant} τ{tau:g}")
+        model = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", 3, tau=tau), "students", key)
+        named = replace(model, name=f"ED {variant} τ{tau:g}")
+        yield Variant(named, key, MethodSpec("ED", make, rule.of(base)))
 
 
-def frozen(recipe: Recipe, seed: int) -> Variants:
+def frozen(recipe: Recipe, seed: int) -> Iterator[Variant]:
     """Bridges beside the first member as it is, at every temperature, with every optimiser."""
-    folder, specs, models, keys = "frozen", {}, [], {}
     for base, rule in FROZEN:
         changed = replace(recipe, kl_temperature=base, kl_fit=rule.of(recipe.kl_fit))
         variant = f"{rule.optimizer} {rule.rate:g} T{base:g}"
-        name, key = f"frozen {variant}", slug(variant)
-        ((_, specs[key]),) = eb.experiments.bridge_specs(changed, seed, [(0, 1, 2)], 3, None, "kl").items()
-        model = eb.experiments.bridge_model(eb.experiments.one_step(changed, "kl"), folder, [key])
-        models.append(replace(model, name=name))
-        keys[name] = key
-    return Variants(Job(folder, "frozen", specs, member_folders(recipe)), models, keys)
+        (method,) = eb.experiments.bridge_specs(changed, seed, [(0, 1, 2)], 3, None, "kl").values()
+        info = eb.experiments.one_step(changed, "kl")
+        model = eb.experiments.bridge_model(info, "frozen", [slug(variant)])
+        yield Variant(replace(model, name=f"frozen {variant}"), slug(variant), method)
 
 
-def distilled(recipe: Recipe, seed: int) -> Variants:
+def distilled(recipe: Recipe, seed: int) -> Iterator[Variant]:
     """A distilled source alone, and with each of the bridges."""
-    folder, specs, models, keys = "distilled", {}, [], {}
 
     def build(run: Run, key: str, bridges: tuple[str, ...]) -> eb.FastEnsemble:
-        method = run.methods(folder)[key]
+        method = run.methods("distilled")[key]
         assert isinstance(method, JointDistillation)
         return method.with_bridges(*bridges) if bridges else eb.FastEnsemble(method.source)
 
-    kinds = {"alone": (), **{name: (slug(name),) for name in BRIDGES}}
-    for variant, start in STARTS.items():
-        key = slug(variant)
-        specs[key] = spec(recipe, seed, *start)
-        for kind, bridges in kinds.items():
-            info = eb.evaluation.ModelInfo("ED", 3, tau=1.0)
-            if bridges:
-                info = eb.evaluation.ModelInfo("DBN", 3, 1, 1, "kl", 2.0, source="distilled")
-            name = f"{variant} {kind}"
-            made = partial(build, key=key, bridges=bridges)
-            models.append(TableModel(info, (folder,), made, name=name))
-            keys[name] = key
-    return Variants(Job(folder, "distilled", specs, member_folders(recipe)), models, keys)
+    alone = eb.evaluation.ModelInfo("ED", 3, tau=1.0)
+    pair = eb.evaluation.ModelInfo("DBN", 3, 1, 1, "kl", 2.0, source="distilled")
+    for variant, (start, rule) in STARTS.items():
+        key, method = slug(variant), spec(recipe, seed, start, rule)
+        for kind in ("alone", *BRIDGES):
+            info, bridges = (pair, (slug(kind),)) if kind in BRIDGES else (alone, ())
+            make = partial(build, key=key, bridges=bridges)
+            yield Variant(TableModel(info, ("distilled",), make, name=f"{variant} {kind}"), key, method)
 
 
-def every_variant(recipe: Recipe, seed: int) -> list[Variants]:
+def every_variant(recipe: Recipe, seed: int) -> list[Variant]:
     """Every setting of the three methods."""
-    return [make(recipe, seed) for make in (distilled, students, frozen)]
+    return [*distilled(recipe, seed), *students(recipe, seed), *frozen(recipe, seed)]
+
+
+def jobs_of(recipe: Recipe, variants: Iterable[Variant]) -> list[Job]:
+    """A job for each of the three, whose settings are trained side by side."""
+    methods: dict[str, dict[str, MethodSpec]] = {}
+    for variant in variants:
+        methods.setdefault(variant.model.needs[0], {})[variant.key] = variant.method
+    needs = eb.experiments.member_folders(recipe, 3)
+    return [Job(folder, folder, specs, needs) for folder, specs in methods.items()]
 
 
 def one_variant(recipe: Recipe, seed: int, name: str) -> tuple[Job, TableModel]:
     """One setting by its model's name, trained alone."""
-    (variants,) = [variants for variants in every_variant(recipe, seed) if name in variants.keys]
-    key, job = variants.keys[name], variants.job
-    (model,) = [model for model in variants.models if model.name == name]
-    return replace(job, methods={key: job.methods[key]}), model
+    variants = [variant for variant in every_variant(recipe, seed) if variant.model.name == name]
+    return jobs_of(recipe, variants)[0], variants[0].model
 
 
 def experiment(seed: int) -> Experiment:
     """Members, and every setting of the three methods."""
     variants = every_variant(RECIPE, seed)
     members = eb.experiments.experiment_of(RECIPE, seed).only(["members"]).jobs
-    jobs = (*members, *(each.job for each in variants))
-    return Experiment(jobs, tuple(model for each in variants for model in each.models), {})
+    return Experiment(
+        (*members, *jobs_of(RECIPE, variants)), tuple(variant.model for variant in variants), {}
+    )
 
 
 def main() -> None:
     """Print NLLs, and the share of the distance from DE-1 to DE-3 that is closed."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
-    asked.add_argument("--seeds", type=int, nargs="+", default=[0])
-    options = asked.parse_args()
+    options = study_parser(__doc__, seeds=[0]).parse_args()
     nlls = pooled(RECIPE, experiment, options.out, seeds=options.seeds)
     for name in nlls:
         print(line(name, {key: nlls[key] for key in ("DE-1", "DE-3", name)}), flush=True)
@@ -208,8 +194,7 @@ def main() -> None:
         trained = provenance("digits", infos[name].method, infos[name].members, options.seeds)
         rows.append({"model": name, **trained, "source": infos[name].source, "nll": losses.mean().item()})
     document = {"command": "python studies/choose_headline.py OUT", "seeds": options.seeds, "rows": rows}
-    text = json.dumps(document, indent=1, ensure_ascii=False)
-    (RESULTS / "headline-choice.json").write_text(text + "\n", encoding="utf-8")
+    write_json(RESULTS / "headline-choice.json", document)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 
 import ensbridge as eb
 from ensbridge.experiments import MethodSpec, Recipe, Run
+from provenance import RESULTS as RESULTS
+from provenance import plain_parser
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EMA = 0.9995
 CROP = eb.data.Augment(crop=4, flip=True)
-RESULTS = Path(__file__).parent.parent / "results"
 Group = tuple[int, ...]  # members by index
 
 
@@ -35,7 +36,7 @@ class Given(NamedTuple):
 
 def parser(doc: str | None, *, epochs: float) -> argparse.ArgumentParser:
     """What every training study asks for; `epochs` is its length unless another is given."""
-    asked = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    asked = plain_parser(doc)
     asked.add_argument("data", help="an npz, a folder, or cifar10")
     asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
     asked.add_argument("--recipe", choices=["cifar10", "cifar100"], default="cifar10")

@@ -10,18 +10,15 @@ standard errors; the mean's is over seeds. Writes results/headline.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean, stdev
 
 import ensbridge as eb
 from choose_headline import one_variant
 from ensbridge.experiments import Experiment, Job
-from provenance import provenance
+from provenance import RESULTS, provenance, study_parser, write_json
 
-RESULTS = Path(__file__).parent.parent / "results"
 OUT, CHOICE = RESULTS / "headline.json", RESULTS / "headline-choice.json"
 HEADLINE, CONTROL = "+1 DBN (distilled source)", "control (distilled source)"
 BEST = {
@@ -50,7 +47,7 @@ def experiment(recipe: eb.experiments.Recipe, seed: int) -> Experiment:
     students = eb.experiments.student_specs(recipe, seed, recipe.target, "")
     job = Job("baselines", "baselines", {"ed": students["ed"]}, needs)
     model = eb.experiments.student_model(eb.evaluation.ModelInfo("ED", recipe.target), job.folder, "ed")
-    named = [replace(each, name=HEADLINE) if each.headline else each for each in whole.models]
+    named = [replace(entry, name=HEADLINE) if entry.headline else entry for entry in whole.models]
     jobs, models = {job.folder: job for job in (*whole.jobs, job)}, [*named, model]
     for method, setting in best_settings().items():
         job, model = one_variant(recipe, seed, setting)
@@ -62,13 +59,8 @@ def experiment(recipe: eb.experiments.Recipe, seed: int) -> Experiment:
 
 def main() -> None:
     """Train, measure and compare."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
-    asked.add_argument("--seeds", type=int, nargs="+", default=[50, 51, 52, 53, 54])
-    options = asked.parse_args()
+    options = study_parser(__doc__, seeds=range(50, 55)).parse_args()
     recipe, data = eb.experiments.digits(), eb.data.load_digits()
-    labels = data.test.labels
-    assert labels is not None
     rows, paired = [], {name: [] for name in OTHERS}
     for seed in options.seeds:
         folder = options.out / f"seed-{seed}"
@@ -80,8 +72,7 @@ def main() -> None:
             | {key: getattr(row, key) for key in ("model", "macs_ratio", "acc", "nll", "ece", "cnll", "dee")}
             for row in result.scores["test"].rows
         ]
-        log_probs = result.log_probs["test"]
-        nlls = {name: eb.metrics.nll_per_image(log_probs[name], labels) for name in (HEADLINE, *OTHERS)}
+        nlls = result.nlls("test")
         for name in OTHERS:
             below = nlls[name] - nlls[HEADLINE]
             paired[name].append([below.mean().item(), eb.metrics.standard_error(below)])
@@ -91,7 +82,7 @@ def main() -> None:
         by_seed = "  ".join(f"{difference:+.4f} ± {error:.4f}" for difference, error in differences)
         print(f"below {name:<32} {mean(means):+.4f} ± {error:.4f} over seeds:  {by_seed}")
     document = {"command": "python studies/headline_seeds.py OUT", "rows": rows, "below": paired}
-    OUT.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(OUT, document)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ For each kind of input, in nats an image: KL from DE-3's prediction to that of t
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
 import torch
 
 import ensbridge as eb
 from common import CROP, DEVICE, frozen_with, members_of
+from provenance import plain_parser
 
 PLAIN = eb.data.Augment()
 KINDS = {
@@ -30,7 +30,7 @@ KINDS = {
 
 def main() -> None:
     """Print one row of a table for each kind of input."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    asked = plain_parser(__doc__)
     asked.add_argument("data", help="an npz, a folder, or cifar10")
     asked.add_argument("--count", type=int, default=1500, help="images of each kind")
     options = asked.parse_args()

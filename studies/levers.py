@@ -18,7 +18,7 @@ A bridge's prediction is given alone and averaged with that of its source. The t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -92,40 +92,28 @@ def student_spec(recipe: Recipe, fit: eb.FitConfig) -> MethodSpec:
     return MethodSpec("ed3", make, by_sgd(fit))
 
 
-def models_of(folder: str, name: str, bridges: tuple[str, ...]) -> list[TableModel]:
+def models_of(name: str, bridges: tuple[str, ...]) -> list[TableModel]:
     """What can be made of a method: the source, each bridge, each averaged with the source."""
     info = eb.evaluation.ModelInfo("other", 5)
 
     def alone(run: Run) -> nn.Module:
-        method = run.methods(folder)[name]
+        method = run.methods("all")[name]
         return method.source if isinstance(method, JointDistillation) else method.model()
 
-    models = [TableModel(info, (folder,), alone, name=name)]
+    models = [TableModel(info, ("all",), alone, name=name)]
     several = {label: pair for label, pair in PAIRS.items() if {*pair} <= {*bridges}}
     for label, chosen in ({label: (label,) for label in bridges} | several).items():
         for average, words in ((False, ""), (True, f", mean with {name}")):
 
             def make(run: Run, chosen: tuple[str, ...] = chosen, average: bool = average) -> nn.Module:
-                method = run.methods(folder)[name]
+                method = run.methods("all")[name]
                 assert isinstance(method, JointDistillation)
                 fast = method.with_bridges(*chosen)
                 fast.average_source = average
                 return fast
 
-            models.append(TableModel(info, (folder,), make, name=f"{name} + {label}{words}"))
+            models.append(TableModel(info, ("all",), make, name=f"{name} + {label}{words}"))
     return models
-
-
-def experiment_of(
-    recipe: Recipe, folder: str, methods: Mapping[str, tuple[str, ...]], fit: eb.FitConfig, with_ed3: bool
-) -> Experiment:
-    """Everything that is trained on the same inputs."""
-    specs = {name: source_spec(recipe, name, bridges, fit) for name, bridges in methods.items()}
-    models = [model for name, bridges in methods.items() for model in models_of(folder, name, bridges)]
-    if with_ed3:
-        specs["ed3"] = student_spec(recipe, fit)
-        models += models_of(folder, "ed3", ())
-    return Experiment((Job(folder, folder, specs),), tuple(models), {})
 
 
 def main() -> None:
@@ -138,12 +126,14 @@ def main() -> None:
     for number, inputs in enumerate(options.inputs):
         options.mixup, options.cutmix = (float(alpha) for alpha in inputs.split(","))
         name = f"mixup{options.mixup:g}-cutmix{options.cutmix:g}{'-joint' if options.joint else ''}"
-        fit = fit_config(options, options.seed)
-        with_ed3 = number == 0 and not options.joint
-        experiment = experiment_of(recipe, "all", JOINT if options.joint else BESIDE, fit, with_ed3)
-        result = eb.experiments.run_study(
-            experiment, recipe, data, options.out / name, members, seed=options.seed
-        )
+        fit, methods = fit_config(options, options.seed), JOINT if options.joint else BESIDE
+        specs = {method: source_spec(recipe, method, bridges, fit) for method, bridges in methods.items()}
+        models = [model for method, bridges in methods.items() for model in models_of(method, bridges)]
+        if number == 0 and not options.joint:
+            specs["ed3"] = student_spec(recipe, fit)
+            models += models_of("ed3", ())
+        experiment, folder = Experiment((Job("all", "all", specs),), tuple(models), {}), options.out / name
+        result = eb.experiments.run_study(experiment, recipe, data, folder, members, seed=options.seed)
         print(f"{name}\n{result.scores['validation'].table()}", flush=True)
 
 

@@ -5,7 +5,6 @@ python studies/make_levers.py OUT DATA
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 import ensbridge as eb
-from provenance import provenance
+from provenance import RESULTS, provenance, write_json
 
 INPUTS = {"mixup0.4-cutmix0": "α = 0.4", "mixup1-cutmix0": "α = 1", "mixup1-cutmix0-joint": "α = 1"}
 LEVERS = (  # what changes, and the two that are compared: inputs, then the model
@@ -70,9 +69,8 @@ def main() -> None:
             change = nlls[new] - nlls[old]
             error = eb.metrics.standard_error(change)
             levers.append({"lever": lever, "nll_change": change.mean().item(), "se": error})
-    path = Path(__file__).parent.parent / "results" / "cifar10" / "levers.json"
     document = {"command": "python studies/make_levers.py OUT DATA", "rows": rows, "levers": levers}
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(RESULTS / "cifar10" / "levers.json", document)
 
 
 if __name__ == "__main__":

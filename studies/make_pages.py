@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -57,6 +57,16 @@ def cells(*values: str) -> str:
     return " | ".join(values)
 
 
+def lines(rows: Callable[..., Iterator[Sequence[str]]]) -> Callable[..., str]:
+    """Lines of a table from a function that yields the cells of each."""
+
+    @wraps(rows)
+    def joined(*arguments: str) -> str:
+        return "\n".join(f"| {cells(*row)} |" for row in rows(*arguments))
+
+    return joined
+
+
 def with_error(value: float | None, error: float | None, digits: int = 4) -> str:
     """A value and its error; nothing where there is none."""
     return "" if value is None else f"{value:.{digits}f} ± {error:.{digits}f}".replace("-", "−")
@@ -77,9 +87,8 @@ def score(row: Row, name: str, per_seed: Sequence[str] = (), bold: Sequence[str]
         several = len(row["seed"]) > 1 and not member and name != "ece"
         text += f" ± {values['sd']:.{digits}f}" if several and values["sd"] is not None else ""
     text = f"**{text}**" if name in bold else text
-    return (
-        f"{text} ({', '.join(f'{one:.{digits}f}' for one in values['each'])})" if name in per_seed else text
-    )
+    each_seed = ", ".join(f"{value:.{digits}f}" for value in values["each"])
+    return f"{text} ({each_seed})" if name in per_seed else text
 
 
 def ten(model: str, per_seed: Sequence[str] = (), bold: Sequence[str] = ()) -> str:
@@ -93,12 +102,12 @@ def plain(row: Row, *names: str, digits: dict[str, int] = DIGITS, most: int = 3)
     """Scores of one seed."""
     texts = []
     for name in names:
-        text = f"{row[name]:.{digits[name]}f}" if name != "dee" else ""
         if name == "dee" and row["method"] == "DE":
-            text = str(row["members"])
-        elif name == "dee":
-            text = f"> {most}" if isinstance(row["dee"], str) else f"{row['dee']:.2f}"
-        texts.append(text)
+            texts.append(str(row["members"]))
+        elif isinstance(row[name], str):  # such as ">3"
+            texts.append(f"> {most}")
+        else:
+            texts.append(f"{row[name]:.{2 if name == 'dee' else digits[name]}f}")
     return texts
 
 
@@ -129,22 +138,18 @@ def switch(model: str, cutmix: int = 0) -> str:
 def switches_of_members() -> str:
     """The same of DE-1, DE-2 and DE-3."""
     rows = measured("switches-mixup0.4-cutmix0-validation.json")[:3]
-    return cells(
-        *(
-            " / ".join(column)
-            for column in zip(*(plain(row, "acc", "nll", "ece", "dee") for row in rows), strict=True)
-        )
-    )
+    columns = zip(*(plain(row, "acc", "nll", "ece", "dee") for row in rows), strict=True)
+    return cells(*(" / ".join(column) for column in columns))
 
 
 def corrupted(model: str, paper: str = "") -> str:
     """Means over the corruptions at severity 1, over all five, and at severity 5."""
     by_severity = {row["severity"]: row for row in read("cifar10.json")["corrupted"] if row["model"] == model}
     first = [f"{by_severity[1][f'{name}_19']:.{DIGITS[name]}f}" for name in ("acc", "nll", "ece", "cnll")]
-    whole = [
-        f"{mean(by_severity[at][f'{name}_19'] for at in range(1, 6)):.{DIGITS[name]}f}"
-        for name in ("acc", "nll", "cnll")
-    ]
+    means = {
+        name: mean(by_severity[at][f"{name}_19"] for at in range(1, 6)) for name in ("acc", "nll", "cnll")
+    }
+    whole = [f"{value:.{DIGITS[name]}f}" for name, value in means.items()]
     return cells(*first, paper, *whole, f"{by_severity[5]['nll_19']:.3f}")
 
 
@@ -189,52 +194,51 @@ def hundred_gain(name: str) -> str:
 # ------------------------------------------------------------------------------ digits, and whole tables
 
 
-def shipped(part: str) -> str:
+@lines
+def shipped(part: str) -> Iterator[Sequence[str]]:
     """The rows of a figure of the quick start, over its three seeds."""
-    summary, lines = eb.report.shipped("digits"), []
+    summary = eb.report.shipped("digits")
     assert summary is not None
     for group in summary.tradeoff if part == "tradeoff" else summary.capacity:
         scores = [
             f"{group.mean(name):.{digits}f} ± {group.spread(name):.{digits}f}" for name, digits in SHIPPED
         ]
         scores[-1] = f">{scores[-1]}" if group.dee_is_bound else scores[-1]
-        lines.append(f"| {cells(group.model, f'{group.first.macs_ratio:.2f}', *scores)} |")
-    return "\n".join(lines)
+        yield group.model, f"{group.first.macs_ratio:.2f}", *scores
 
 
 def table(name: str) -> str:
     """A whole table as it was measured."""
     content = read("tables.json")[name]
-    lines = (content["columns"], *(row["cells"] for row in content["rows"]))
-    head, *rows = (f"| {cells(*line)} |" for line in lines)
+    head, *rows = (
+        f"| {cells(*line)} |" for line in (content["columns"], *(row["cells"] for row in content["rows"]))
+    )
     return "\n".join([head, "|---" * len(content["columns"]) + "|", *rows])
 
 
 # ------------------------------------------------------------------------------ the best model for the cost
 
 
-def levers() -> str:
+@lines
+def levers() -> Iterator[Sequence[str]]:
     """What each change does to the NLL."""
-    return "\n".join(
-        f"| {row['lever']} | {row['nll_change']:+.4f} ± {row['se']:.4f} |".replace("-", "−")
-        for row in read("cifar10/levers.json")["levers"]
-    )
+    for row in read("cifar10/levers.json")["levers"]:
+        change = f"{row['nll_change']:+.4f} ± {row['se']:.4f}"
+        yield row["lever"].replace("-", "−"), change.replace("-", "−")
 
 
-def lever_models() -> str:
+@lines
+def lever_models() -> Iterator[Sequence[str]]:
     """Every model of these runs."""
-    lines = []
     for row in read("cifar10/levers.json")["rows"]:
         scores = f"{100 * row['acc']:.2f}", f"{row['nll']:.4f}", f"{row['ece']:.4f}"
-        cost = f"{row['macs_ratio']:.3f}"
-        lines.append(f"| {cells(row['inputs'] or 'members', row['model'], cost, *scores)} |")
-    return "\n".join(lines)
+        yield row["inputs"] or "members", row["model"], f"{row['macs_ratio']:.3f}", *scores
 
 
-def pair_on_digits() -> str:
+@lines
+def pair_on_digits() -> Iterator[Sequence[str]]:
     """The distilled source with a bridge beside every other model, over seeds."""
     document = read("headline.json")
-    lines = []
     for name in dict.fromkeys(row["model"] for row in document["rows"]):
         rows = [row for row in document["rows"] if row["model"] == name]
         scores = [
@@ -244,15 +248,13 @@ def pair_on_digits() -> str:
         below = [difference for difference, _ in document["below"].get(name, [])]
         gain = with_error(mean(below), stdev(below) / len(below) ** 0.5, 4) if below else ""
         on = f"{sum(difference > 0 for difference in below)} of {len(below)}" if below else ""
-        cost = f"{rows[0]['macs_ratio']:.2f}"
-        lines.append(f"| {cells(name, cost, *scores, gain, on)} |")
-    return "\n".join(lines)
+        yield name, f"{rows[0]['macs_ratio']:.2f}", *scores, gain, on
 
 
-def best(part: str) -> str:
+@lines
+def best(part: str) -> Iterator[Sequence[str]]:
     """Every model of the best for the cost on CIFAR-10, means over seeds."""
     digits = {"acc": 2, "nll": 4, "cnll": 4, "ece": 4, "calibrated_ece": 4}
-    lines = []
     for row in read("cifar10/best.json")["rows"]:
         if row["part"] == part:
             costs = f"{row['macs_ratio']:.3f}", f"{row['params_ratio']:.3f}"
@@ -261,38 +263,29 @@ def best(part: str) -> str:
                 + (f" ± {row[name]['sd']:.{count}f}" if row[name]["sd"] is not None else "")
                 for name, count in digits.items()
             ]
-            error = f"± {row['nll_se']:.4f}"
-            lines.append(f"| {cells(row['model'], *costs, *scores, error)} |")
-    return "\n".join(lines)
+            yield row["model"], *costs, *scores, f"± {row['nll_se']:.4f}"
 
 
-def best_differences(part: str) -> str:
+@lines
+def best_differences(part: str) -> Iterator[Sequence[str]]:
     """Paired differences of the NLL between them."""
-    rows = read("cifar10/best.json")["differences"]
-    return "\n".join(
-        f"| {cells(row['of'], row['than'], with_error(row['nll'], row['se']))} |"
-        for row in rows
-        if row["part"] == part
-    )
+    for row in read("cifar10/best.json")["differences"]:
+        if row["part"] == part:
+            yield row["of"], row["than"], with_error(row["nll"], row["se"])
 
 
-def tried() -> str:
+@lines
+def tried() -> Iterator[Sequence[str]]:
     """Short runs that chose the optimiser, its rate and what bridges read."""
-    lines = []
     for row in read("cifar10/best.json")["tried"]:
-        bridge = row["bridge"] or "none"
         scores = f"{row['acc']:.2f}", f"{row['nll']:.4f}", f"{row['ece']:.3f}"
-        lines.append(f"| {cells(str(row['epochs']), row['model'], bridge, *scores)} |")
-    return "\n".join(lines)
+        yield str(row["epochs"]), row["model"], row["bridge"] or "none", *scores
 
 
 def lowest(method: str, source: str) -> str:
     """The setting of a method that cross-validation on digits preferred, and its NLL."""
-    rows = [
-        row
-        for row in read("headline-choice.json")["rows"]
-        if (row["method"], row["source"]) == (method, source)
-    ]
+    rows = read("headline-choice.json")["rows"]
+    rows = [row for row in rows if (row["method"], row["source"]) == (method, source)]
     row = min(rows, key=lambda row: row["nll"])
     return cells(row["model"], f"{row['nll']:.3f}")
 
@@ -311,13 +304,11 @@ def minutes(row: Row) -> float:
     return sum(epochs * images / rate for _, epochs, rate in row["work"]) / 60
 
 
-def not_run() -> str:
+@lines
+def not_run() -> Iterator[Sequence[str]]:
     """Every run of the paper that was not made, with its cost."""
-    lines = []
     for row in read("not-run.json")["rows"]:
-        command, time = f"`{row['command']}`", f"{minutes(row):.0f}"
-        lines.append(f"| {cells(row['dataset'], row['what'], command, time, row['basis'])} |")
-    return "\n".join(lines)
+        yield row["dataset"], row["what"], f"`{row['command']}`", f"{minutes(row):.0f}", row["basis"]
 
 
 def not_run_total() -> str:
@@ -353,48 +344,44 @@ def by_score(part: str, **wanted: str) -> dict[tuple[str, str], dict[str, Row]]:
     return rows
 
 
-def detections(images: str, *against: str) -> str:
+@lines
+def detections(images: str, *against: str) -> Iterator[Sequence[str]]:
     """How well every score finds other images, or errors, and by how much better than others."""
-    lines = []
     for key, sets in by_score("detection").items():
         row = sets[images]
         others = [paired(row, f"over {other}") for other in against]
-        lines.append(f"| {cells(*key, percent(row, 'auroc', 2), percent(row, 'fpr95', 1), *others)} |")
-    return "\n".join(lines)
+        yield *key, percent(row, "auroc", 2), percent(row, "fpr95", 1), *others
 
 
-def far() -> str:
+@lines
+def far() -> Iterator[Sequence[str]]:
     """AUROC for each of the far sets; MSP is left out."""
-    return "\n".join(
-        f"| {cells(*key, *(percent(sets[name], 'auroc', 1) for name in FAR))} |"
-        for key, sets in by_score("detection").items()
-        if key[1] != "MSP"
-    )
+    for key, sets in by_score("detection").items():
+        if key[1] != "MSP":
+            yield *key, *(percent(sets[name], "auroc", 1) for name in FAR)
 
 
-def abstaining() -> str:
+@lines
+def abstaining() -> Iterator[Sequence[str]]:
     """AURC and AUGRC in thousandths, and prediction sets."""
-    lines = []
     for row in read("uncertainty.json")["abstaining"]:
         areas = [with_error(1000 * row[name], 1000 * row[f"{name}_se"], 2) for name in ("aurc", "augrc")]
         below = [paired(row, f"below {name}", 1000) for name in ("DE-1", "control")]
         sets = [f"{100 * kind['coverage']:.1f} / {kind['size']:.3f}" for kind in row["sets"]]
-        acc = f"{100 * row['acc']:.2f}"
-        lines.append(f"| {cells(row['model'], acc, *areas, *below, *sets)} |")
-    return "\n".join(lines)
+        yield row["model"], f"{100 * row['acc']:.2f}", *areas, *below, *sets
 
 
-def correlations(target: str) -> str:
+@lines
+def correlations(target: str) -> Iterator[Sequence[str]]:
     """Rank correlations with an ensemble's mutual information."""
-    lines = []
     for key, sets in by_score("correlation", target=target).items():
         figures = []
         for row in (sets["test"], sets["cifar100"]):
             figures += [with_error(row["rank"], row["rank_se"], 3), paired(row, "over own entropy", 1, 3)]
         partial = sets["test"]["partial"]
         figures.append("" if partial is None else f"{partial:.2f}")
-        lines += [] if key[1] == "MSP" else [f"| {cells(*key, *figures)} |"]
-    return "\n".join(lines)
+        if key[1] != "MSP":
+            yield *key, *figures
 
 
 def images_of(name: str) -> str:
@@ -407,17 +394,17 @@ def images_of(name: str) -> str:
 
 def count_of(value: Any) -> str:
     """A cell of what was counted: a list is as many sentences about something that was wrong."""
-    if isinstance(value, list) and value and isinstance(value[0], float):
-        return ", ".join(f"{number:.0f}" for number in value)
-    return (
-        str(len(value)) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else str(value)
-    )
+    if isinstance(value, list):
+        floats = value and isinstance(value[0], float)
+        return ", ".join(f"{number:.0f}" for number in value) if floats else str(len(value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def counted(part: str, *columns: str) -> str:
+@lines
+def counted(part: str, *columns: str) -> Iterator[Sequence[str]]:
     """A row of counts for everything that a part of the soak tried."""
-    rows = read("reliability.json")[part]["rows"]
-    return "\n".join(f"| {cells(*(count_of(row[name]) for name in columns))} |" for row in rows)
+    for row in read("reliability.json")[part]["rows"]:
+        yield [count_of(row[name]) for name in columns]
 
 
 def total(part: str, *columns: str) -> str:

@@ -7,7 +7,6 @@ From the scores in results/cifar10 and results/cifar100; then `make_pages.py` wr
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -21,10 +20,9 @@ import numpy as np
 
 import ensbridge as eb
 from ensbridge.evaluation import Row, Scores, Summary, read_scores, summarise
-from provenance import provenance
+from provenance import RESULTS, provenance, write_json
 
 COMMAND = "python studies/make_summaries.py"
-RESULTS = Path(__file__).parent.parent / "results"
 TEN, HUNDRED = RESULTS / "cifar10", RESULTS / "cifar100"
 MAIN = {"cifar10": "+1 DBN (KL, T = 4)", "cifar100": "+1 DBN (KL, T = 3)"}  # by their NLL on validation
 SCORES = ("acc", "nll", "brier", "ece", "cnll", "dee", "gap")
@@ -65,8 +63,7 @@ def mean_of(better: np.ndarray) -> dict[str, float]:
 def write(name: str, summary: Summary, document: Mapping[str, Any]) -> None:
     """Write a summary and its report page."""
     whole = {"command": COMMAND, "dataset": summary.dataset, "seeds": summary.seeds} | dict(document)
-    text = json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
-    (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
+    write_json(RESULTS / f"{name}.json", whole)
     with TemporaryDirectory() as aside:
         shutil.move(eb.report.write_report(summary, aside), RESULTS / name / "report.html")
     print(f"results/{name}.json\nresults/{name}/report.html")

@@ -14,21 +14,18 @@ they are those of results/. Writes results/member_distribution.json, or …-cifa
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import ensbridge as eb
-from common import RESULTS, members_of
+from common import members_of
 from ensbridge.evaluation import ModelInfo
 from ensbridge.experiments import Experiment, Job, MethodSpec, Recipe, Run, TableModel
 from ensbridge.methods import AbstractMethod, BridgeConfig, DiffusionBridge
-from provenance import provenance
+from provenance import RESULTS, provenance, study_parser, write_json
 
 COMMAND = "python studies/member_distribution.py OUT"
 SAMPLES = 16
@@ -142,9 +139,7 @@ def compare(run: Run, recipe: Recipe, data: eb.data.Splits, seed: int) -> list[d
 
 def main() -> None:
     """Train, measure and compare."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    asked.add_argument("out", type=Path, help="the study's folder, in which a killed one resumes")
-    asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    asked = study_parser(__doc__, seeds=[0, 1, 2])
     asked.add_argument("--cifar10", help="an npz or a folder of it, or cifar10; the digits unless given")
     asked.add_argument("--epochs", type=int, help="another length, to rehearse")
     asked.add_argument("--limit", type=int, help="only so many images of each part, to rehearse")
@@ -176,9 +171,8 @@ def main() -> None:
         print(*(f"{value:.3f}" if isinstance(value, float) else value for value in row.values()), sep="  ")
     suffix, more = ("", "") if options.cifar10 is None else ("-cifar10", " --cifar10 cifar10")
     document = {"command": f"{COMMAND}{more}", "samples": SAMPLES, "rows": rows, "distribution": distribution}
-    text = json.dumps(document, indent=1, ensure_ascii=False)
     if options.limit is None and options.epochs is None:
-        (RESULTS / f"member_distribution{suffix}.json").write_text(text + "\n", encoding="utf-8")
+        write_json(RESULTS / f"member_distribution{suffix}.json", document)
 
 
 if __name__ == "__main__":

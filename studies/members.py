@@ -8,7 +8,6 @@ the NLL of each and of all, and the KL from the ensemble's prediction to the fir
 
 from __future__ import annotations
 
-import argparse
 from itertools import combinations
 from pathlib import Path
 
@@ -16,11 +15,12 @@ import torch
 
 import ensbridge as eb
 from common import DEVICE, members_of
+from provenance import plain_parser
 
 
 def main() -> None:
     """Print one row of a table for each folder."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    asked = plain_parser(__doc__)
     asked.add_argument("data", help="an npz, a folder, or cifar10")
     asked.add_argument("folders", type=Path, nargs="+")
     asked.add_argument("--recipe", choices=["cifar10", "cifar100"], default="cifar10")

@@ -7,13 +7,13 @@ Three members, the bridges with their distillation and controls, and every basel
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import ensbridge as eb
+from provenance import plain_parser
 
 
 def made_up(name: str, images: int) -> eb.data.Splits:
@@ -28,7 +28,7 @@ def made_up(name: str, images: int) -> eb.data.Splits:
 
 def main() -> None:
     """Train and measure."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = plain_parser(__doc__)
     asked.add_argument("recipe", choices=[name for name in eb.experiments.RECIPES if name != "digits"])
     asked.add_argument("out", type=Path)
     asked.add_argument("--steps", type=int, default=2)

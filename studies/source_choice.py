@@ -9,7 +9,6 @@ looked at afterwards. The defaults of the distillation were chosen on validation
 
 from __future__ import annotations
 
-import argparse
 import json
 from statistics import mean, stdev
 from typing import Literal
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 import ensbridge as eb
+from provenance import plain_parser
 
 NOISE = eb.data.Augment(noise=0.1)
 CHOICES: dict[str, tuple[Literal["frozen", "distilled", "auto"], float]] = {
@@ -37,17 +37,14 @@ def members_of(seed: int, data: eb.data.Splits) -> list[nn.Module]:
         for _ in range(3)
     ]
     for number, net in enumerate(nets):
-        own_seed = 3 * seed + number
-        config = eb.FitConfig(
-            epochs=30, batch_size=50, lr=0.1, optimizer="sgd", weight_decay=1e-3, seed=own_seed
-        )
+        config = eb.FitConfig(30, 50, 0.1, "sgd", weight_decay=1e-3, seed=3 * seed + number)
         eb.fit(eb.methods.DeepEnsemble([net]), data.train, config)
     return nets
 
 
 def main() -> None:
     """Train and print a table, and a line of JSON."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = plain_parser(__doc__)
     asked.add_argument("--seeds", type=int, nargs="+", default=[3, 4, 5])
     asked.add_argument("--epochs", type=float, default=40)
     options = asked.parse_args()

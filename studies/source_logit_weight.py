@@ -11,7 +11,6 @@ scores are means over the 19 corruptions, and both numbers are still those of cl
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 import ensbridge as eb
 from common import DEVICE, frozen_with
 from ensbridge.data import ImageSet
+from provenance import plain_parser
 
 # What lines say of it, the images, and how many times each of them is there.
 Test = tuple[str, ImageSet, int]
@@ -75,7 +75,7 @@ def corrupted(folder: Path, images: int) -> Iterable[Test]:
 
 def main() -> None:
     """Print the table."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    asked = plain_parser(__doc__)
     asked.add_argument("runs", type=Path, nargs="*")
     asked.add_argument("--cifar10", help="an npz, a folder, or cifar10")
     asked.add_argument("--corrupted", type=Path)

@@ -72,11 +72,7 @@ def main() -> None:
     experiment = Experiment((Job("switches", "switches", specs),), models, {})
     result = eb.experiments.run_study(experiment, recipe, data, options.out, members.first(3))
     print(result.scores["validation"].table())
-    assert data.val.labels is not None
-    nlls = {
-        name: eb.metrics.nll_per_image(log_probs, data.val.labels)
-        for name, log_probs in result.log_probs["validation"].items()
-    }
+    nlls = result.nlls("validation")
     print("\n| NLL higher by | than | |\n|---|---|---|")
     for name, switch in chosen.items():
         if name != switch.against and switch.against in nlls:

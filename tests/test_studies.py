@@ -118,12 +118,12 @@ def test_the_methods_of_the_headlines_choice_have_as_many_settings_each() -> Non
         patch.syspath_prepend(STUDIES[0].parent)
         study = importlib.import_module("choose_headline")
         counts = {"ED": 0, "frozen": 0, "pair": 0}
-        settings = [variants.models for variants in study.every_variant(study.RECIPE, 0)]
-    for model in (model for models in settings for model in models):
+        models = [variant.model for variant in study.every_variant(study.RECIPE, 0)]
+    for model in models:
         kind = {"member": "frozen", "distilled": "pair"}[model.info.source]
         counts[kind if model.info.method == "DBN" else "ED"] += 1
     assert set(counts.values()) == {24}
-    names = [model.name for models in settings for model in models]
+    names = [model.name for model in models]
     assert len(set(names)) == len(names)
     headline = study.RECIPE.headline_fit
     settled = f"copy {headline.optimizer} {headline.lr:g} {headline.weight_decay:g} T2 adam"

@@ -33,7 +33,7 @@ from _tables import (
     temperature_by_hand,
 )
 from ensbridge.data import ImageSet
-from ensbridge.evaluation.evaluate import TOGETHER, environment, evaluate
+from ensbridge.evaluation.evaluate import MODELS_PER_PASS, environment, evaluate
 from ensbridge.evaluation.predict import predict
 from ensbridge.evaluation.scores import ModelInfo, Row, Scores, read_scores
 from ensbridge.methods import Bridge, DiffusionBridge
@@ -225,7 +225,7 @@ def test_predictions_are_log_probabilities_without_gradients() -> None:
 
 def test_many_models_are_measured_as_few_are() -> None:
     members = [_runs.member(seed) for seed in range(2)]
-    baselines = {f"baseline {seed}": _runs.member(10 + seed) for seed in range(TOGETHER + 3)}
+    baselines = {f"baseline {seed}": _runs.member(10 + seed) for seed in range(MODELS_PER_PASS + 3)}
     images = torch.rand(30, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
     whole = evaluate({**ensembles(members), **baselines}, images, images)
     for name, net in baselines.items():

@@ -14,7 +14,7 @@ from _tables import IMAGES, LABELS, MEMBERS, SET, TEST, VALIDATION, ensembles, r
 from ensbridge import metrics
 from ensbridge.data import ImageSet
 from ensbridge.evaluation import score_images
-from ensbridge.evaluation.evaluate import TOGETHER, evaluate
+from ensbridge.evaluation.evaluate import MODELS_PER_PASS, evaluate
 from ensbridge.evaluation.scores import Scores, Uncertainty, parse_scores, read_scores
 from ensbridge.evaluation.uncertainty import ALPHA
 from ensbridge.models.ensemble import Ensemble
@@ -137,7 +137,7 @@ def test_no_other_images_are_needed_and_nothing_is_measured_unasked() -> None:
 
 
 def test_more_models_than_run_together_are_all_measured() -> None:
-    models = {**ensembles(), **{f"table {seed}": table(seed) for seed in range(60, 60 + TOGETHER)}}
+    models = {**ensembles(), **{f"table {seed}": table(seed) for seed in range(60, 60 + MODELS_PER_PASS)}}
     scores = evaluate(models, SET, ood={"nothing": OTHER["nothing"]})
     assert all(len(uncertainty_of(scores, row.model).ood) >= 2 for row in scores.rows)
 

@@ -34,10 +34,10 @@ def experiment(recipe: eb.experiments.Recipe) -> eb.experiments.Experiment:
     return eb.experiments.Experiment((job,), models, {})
 
 
-def study(out: Path, **options: bool) -> eb.experiments.StudyResult:
+def study(out: Path, final: bool = False) -> eb.experiments.StudyResult:
     recipe = _recipe.tiny()
     return eb.experiments.run_study(
-        experiment(recipe), recipe, _recipe.load(), out, members(), quiet=True, **options
+        experiment(recipe), recipe, _recipe.load(), out, members(), quiet=True, final=final
     )
 
 

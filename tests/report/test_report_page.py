@@ -174,6 +174,8 @@ def test_over_seeds_the_mean_decides_and_figures_say_it_too() -> None:
     assert control.worse_than_one
     assert "worse than one member" in control_sentence(summary)
     plot = next(plot for plot in PLOTS if plot.name == "capacity")
-    described = plot.describe(plot.data(summary))
+    data = plot.data(summary)
+    assert data is not None
+    described = plot.describe(data)
     assert not re.search(r"DEE -|DEE 0\.", described)
     assert not next(group for group in three_runs().rows if group.model == "control").worse_than_one

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from ensbridge import __version__
+from ensbridge.cli.options import flag
 from ensbridge.utils.extras import extras_of, remedy
 from ensbridge.utils.progress import say as tell
 from ensbridge.utils.text import one_line, visible
@@ -30,7 +31,8 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line; errors of the user's making become one sentence and exit code 2."""
     warnings.showwarning = lambda message, *_: tell(str(message))
-    _print_anything()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="replace")  # a character that its encoding lacks is no error
     code = 0
     try:
         code = _run()
@@ -65,12 +67,6 @@ def _run() -> int:
         error.message = visible(error.message, lines=True)  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]
         return error.exit_code  # type: ignore[attr-defined]
-
-
-def _print_anything() -> None:
-    """Let a character that the output's encoding lacks become a question mark, not an error."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        sys.stdout.reconfigure(errors="replace")
 
 
 _REMEDIES = {
@@ -119,7 +115,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, flag("--version", "Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Ensemble quality for about 1.2 times the cost of one network."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from ensbridge.cli.base import app, say
-from ensbridge.cli.options import Allow, Device, ImageShape, Model, Quiet, allowed
+from ensbridge.cli.options import Allow, Device, ImageShape, Model, Quiet, allowed, flag, option
 from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 
@@ -19,39 +18,23 @@ def bench(
     model: Model,
     runtime: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="eager, compiled or onnxruntime; may be repeated. By default all three."
-        ),
+        option("NAME", "eager, compiled or onnxruntime; may be repeated. By default all three."),
     ] = None,
     batch: Annotated[
         list[int] | None,
-        typer.Option(
-            "--batch-size",
-            "--batch",
-            metavar="N",
-            help="Images per batch; may be repeated. By default 1 and 128.",
-        ),
+        option("N", "Images per batch; may be repeated. By default 1 and 128.", "--batch-size", "--batch"),
     ] = None,
     threads: Annotated[
-        int | None,
-        typer.Option(metavar="COUNT", help="Threads, each on a core; by default one per core."),
+        int | None, option("COUNT", "Threads, each on a core; by default one per core.")
     ] = None,
-    rounds: Annotated[
-        int, typer.Option(metavar="COUNT", help="Times that each model is timed; ratios need 6 or more.")
-    ] = 20,
+    rounds: Annotated[int, option("COUNT", "Times that each model is timed; ratios need 6 or more.")] = 20,
     seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="Time limit for each runtime and batch size; no new round starts after it.",
-        ),
+        float, option("SECONDS", "Time limit for each runtime and batch size; no new round starts after it.")
     ] = 180,
     device: Device = "cpu",
     image_shape: ImageShape = None,
     allow: Allow = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document at the end instead of tables.")
-    ] = False,
+    as_json: Annotated[bool, flag("--json", "Print one JSON document at the end instead of tables.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Time a model beside one network and deep ensembles.

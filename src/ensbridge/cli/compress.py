@@ -8,32 +8,38 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ensbridge.cli.base import app, say, tell
-from ensbridge.cli.options import ROOT, Allow, Device, Model, Quiet, Root, Seed, allowed
+from ensbridge.cli.options import (
+    ROOT,
+    Allow,
+    Batch,
+    Device,
+    Model,
+    Quiet,
+    Root,
+    Seed,
+    allowed,
+    argument,
+    flag,
+    option,
+)
 
 if TYPE_CHECKING:
     from ensbridge.deploy.members import Overrides
 
 Members = Annotated[
     list[str],
-    typer.Argument(
-        metavar="MEMBER…",
-        help="Classifiers, the source first: timm:NAME@FILE, torchvision:NAME@FILE, hf:USER/NAME or "
+    argument(
+        "MEMBER…",
+        "Classifiers, the source first: timm:NAME@FILE, torchvision:NAME@FILE, hf:USER/NAME or "
         "hf:FOLDER, a saved model, or FILE.pt2. Append ,size=32 ,mean=0.5/0.5/0.5 ,std=… or ,crop=1 where "
         "one expects other input than its library says. A .pt2 is a program that is run: give only those you "
         "trust.",
     ),
 ]
-Size = Annotated[
-    str | None,
-    typer.Option(metavar="N", help="Input size of all members, such as 32, or 32x48 (height x width)."),
-]
-Mean = Annotated[
-    str | None, typer.Option(metavar="NUMBERS", help="Mean that all members normalise pixels of 0 … 1 with.")
-]
-Std = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Standard deviation of the same.")]
+Size = Annotated[str | None, option("N", "Input size of all members, such as 32, or 32x48 (height x width).")]
+Mean = Annotated[str | None, option("NUMBERS", "Mean that all members normalise pixels of 0 … 1 with.")]
+Std = Annotated[str | None, option("NUMBERS", "Standard deviation of the same.")]
 DATA = (
     "A folder with one subfolder per class, a folder of images without labels, an .npz, parquet, a saved "
     "Hugging Face data set, or a known set's name."
@@ -43,67 +49,43 @@ DATA = (
 @app.command()
 def compress(
     members: Members,
-    data: Annotated[str, typer.Option(metavar="DIR", help=f"Training images. {DATA}")],
-    out: Annotated[Path, typer.Option(metavar="MODEL", help="Folder to save the model to.")],
+    data: Annotated[str, option("DIR", f"Training images. {DATA}")],
+    out: Annotated[Path, option("MODEL", "Folder to save the model to.")],
     val: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Labelled validation images, to choose and calibrate; by default a tenth of --data.",
-        ),
+        option("DIR", "Labelled validation images, to choose and calibrate; by default a tenth of --data."),
     ] = None,
     test: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Test images, to compare the result with the ensemble at the end."),
+        str | None, option("DIR", "Test images, to compare the result with the ensemble at the end.")
     ] = None,
-    budget: Annotated[
-        float, typer.Option(metavar="RATIO", help="Inference cost allowed, in MACs of the first member.")
-    ] = 1.2,
-    source: Annotated[
-        str, typer.Option(metavar="KIND", help="auto, frozen (the first member as it is) or distilled.")
-    ] = "auto",
-    minutes: Annotated[
-        float | None, typer.Option(metavar="COUNT", help="Training time; 3 unless --epochs is given.")
-    ] = None,
+    budget: Annotated[float, option("RATIO", "Inference cost allowed, in MACs of the first member.")] = 1.2,
+    source: Annotated[str, option("KIND", "auto, frozen (the first member as it is) or distilled.")] = "auto",
+    minutes: Annotated[float | None, option("COUNT", "Training time; 3 unless --epochs is given.")] = None,
     epochs: Annotated[
-        float | None,
-        typer.Option(metavar="COUNT", help="Passes over the training images, in place of --minutes."),
+        float | None, option("COUNT", "Passes over the training images, in place of --minutes.")
     ] = None,
-    bridges: Annotated[int, typer.Option(metavar="COUNT", help="How many bridges share the budget.")] = 1,
+    bridges: Annotated[int, option("COUNT", "How many bridges share the budget.")] = 1,
     feature: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE", help="Module of the source that bridges read, such as layer1."),
+        str | None, option("MODULE", "Module of the source that bridges read, such as layer1.")
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch-size", "--batch", metavar="N", help="Images per batch.")
-    ] = 128,
-    crop: Annotated[
-        int, typer.Option(metavar="PIXELS", help="Augment by random crops with this much padding.")
-    ] = 0,
-    flip: Annotated[bool, typer.Option("--flip", help="Augment by random horizontal flips.")] = False,
+    batch: Batch = 128,
+    crop: Annotated[int, option("PIXELS", "Augment by random crops with this much padding.")] = 0,
+    flip: Annotated[bool, flag("--flip", "Augment by random horizontal flips.")] = False,
     size: Size = None,
     mean: Mean = None,
     std: Std = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="cpu or cuda; by default a GPU where there is one.")
-    ] = None,
+    device: Annotated[str | None, option("NAME", "cpu or cuda; by default a GPU where there is one.")] = None,
     run_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder for checkpoints; the same command resumes from it."),
+        Path | None, option("DIR", "Folder for checkpoints; the same command resumes from it.")
     ] = None,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Data larger than this is streamed from disk.")
-    ] = "512MB",
+    memory: Annotated[str, option("SIZE", "Data larger than this is streamed from disk.")] = "512MB",
     cache: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder to cache the members' outputs in; not with augmentation."),
+        Path | None, option("DIR", "Folder to cache the members' outputs in; not with augmentation.")
     ] = None,
     seed: Seed = 0,
-    license: Annotated[
-        str | None, typer.Option(metavar="NAME", help="License on the model card, such as apache-2.0.")
-    ] = None,
+    license: Annotated[str | None, option("NAME", "License on the model card, such as apache-2.0.")] = None,
     root: Root = ROOT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print one JSON document at the end.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Compress several trained classifiers into one model.
@@ -121,15 +103,18 @@ def compress(
     """
     from ensbridge.data.augment import Augment
     from ensbridge.evaluation.choices import choices_table
-    from ensbridge.experiments.named import DataNames, compress_named
+    from ensbridge.experiments.named import compress_named
     from ensbridge.training.distributed import rank_zero_only
 
     with rank_zero_only() as speaks:
         fast, fidelity = compress_named(
             members,
-            DataNames(data, val, test, root),
+            data,
             out,
             overrides(size, mean, std),
+            val=val,
+            test=test,
+            root=root,
             license=license,
             say=tell if speaks and not quiet else (lambda _: None),
             writes=speaks,
@@ -166,17 +151,16 @@ def compress(
 def fidelity(
     model: Model,
     members: Annotated[
-        list[str],
-        typer.Option(metavar="MEMBER", help="A member, as compress takes it; once for each, in order."),
+        list[str], option("MEMBER", "A member, as compress takes it; once for each, in order.")
     ],
-    data: Annotated[str, typer.Option(metavar="DIR", help=f"Test images. {DATA}")],
+    data: Annotated[str, option("DIR", f"Test images. {DATA}")],
     size: Size = None,
     mean: Mean = None,
     std: Std = None,
     device: Device = "cpu",
     root: Root = ROOT,
     allow: Allow = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print one JSON document.")] = False,
 ) -> None:
     """Compare a model with the real ensemble of its members.
 

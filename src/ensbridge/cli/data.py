@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ensbridge.cli.base import app, say, tell
-from ensbridge.cli.options import ROOT, Quiet, Root, Seed
+from ensbridge.cli.options import ROOT, Quiet, Root, Seed, argument, flag, option
 from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 from ensbridge.utils.text import command
@@ -19,7 +19,7 @@ app.add_typer(data, name="data")
 
 @data.command()
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10, cifar100 or tiny-imagenet.")],
+    name: Annotated[str, argument("NAME", "cifar10, cifar100 or tiny-imagenet.")],
     root: Root = ROOT,
     quiet: Quiet = False,
 ) -> None:
@@ -40,7 +40,7 @@ def get(
 @data.command("list")
 def list_(
     root: Root = ROOT,
-    check: Annotated[bool, typer.Option("--check", help="Read every set and verify its checksum.")] = False,
+    check: Annotated[bool, flag("--check", "Read every set and verify its checksum.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """List the data sets that are there, and what is wrong with any.
@@ -61,20 +61,14 @@ def list_(
 
 @data.command()
 def corrupt(
-    source: Annotated[
-        str, typer.Argument(metavar="SET", help="cifar10, cifar100, or an .npz of 32×32 colour images.")
-    ],
+    source: Annotated[str, argument("SET", "cifar10, cifar100, or an .npz of 32×32 colour images.")],
     root: Root = ROOT,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the corrupted set; by default ROOT/CIFAR-10-C, or after the set's name.",
-        ),
+        option("DIR", "Folder of the corrupted set; by default ROOT/CIFAR-10-C, or after the set's name."),
     ] = None,
     severity: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", min=1, max=5, help="1 to 5, by default all; may be repeated."),
+        list[int] | None, option("N", "1 to 5, by default all; may be repeated.", min=1, max=5)
     ] = None,
     seed: Seed = 0,
     quiet: Quiet = False,

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ensbridge.cli.base import app, fail, say, tell
-from ensbridge.cli.options import Allow, Device, ImageShape, Model, Quiet, allowed, numbers
+from ensbridge.cli.options import (
+    Allow,
+    Batch,
+    Device,
+    ImageShape,
+    Model,
+    Quiet,
+    allowed,
+    argument,
+    flag,
+    numbers,
+    option,
+)
 from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
-
-if TYPE_CHECKING:
-    from ensbridge.deploy.predict_tables import AbstractInput
-    from ensbridge.deploy.predictor import PredictorConfig
 
 FORMATS = ("onnx", "pt2", "triton")
 
@@ -25,48 +33,36 @@ def predict(
     model: Model,
     inputs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="INPUT",
-            help="Image files (PNG, JPEG, BMP, WEBP or PPM), folders, quoted globs, parquet, .npz, "
+        argument(
+            "INPUT",
+            "Image files (PNG, JPEG, BMP, WEBP or PPM), folders, quoted globs, parquet, .npz, "
             "webdataset tar shards, or - for paths on standard input, one per line.",
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder to write predictions to, part by part; the same command resumes."
-        ),
+        Path | None, option("DIR", "Folder to write predictions to, part by part; the same command resumes.")
     ] = None,
-    format: Annotated[
-        str, typer.Option(metavar="NAME", help="File format with --out: jsonl or parquet.")
-    ] = "jsonl",
-    top_k: Annotated[
-        int | None, typer.Option(metavar="K", help="Also give the K most likely classes.")
-    ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch-size", "--batch", metavar="N", help="Images per batch.")
-    ] = 64,
+    format: Annotated[str, option("NAME", "File format with --out: jsonl or parquet.")] = "jsonl",
+    top_k: Annotated[int | None, option("K", "Also give the K most likely classes.")] = None,
+    batch: Batch = 64,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="With --out: local, or ray (Ray Data, also on a cluster).")
+        str, option("NAME", "With --out: local, or ray (Ray Data, also on a cluster).")
     ] = "local",
     workers: Annotated[
-        int | None, typer.Option(metavar="COUNT", help="Ray worker processes; by default all cores but one.")
+        int | None, option("COUNT", "Ray worker processes; by default all cores but one.")
     ] = None,
     image_shape: ImageShape = None,
     mean: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Subtracted from pixels in 0 … 1: one number, or one per channel such as 0.49,0.48,0.45. "
+        option(
+            "NUMBERS",
+            "Subtracted from pixels in 0 … 1: one number, or one per channel such as 0.49,0.48,0.45. "
             "Only for a model that expects normalised images.",
         ),
     ] = None,
     std: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Pixels are then divided by this; 0.003921569 for a model of pixels in 0 … 255.",
-        ),
+        option("NUMBERS", "Pixels are then divided by this; 0.003921569 for a model of pixels in 0 … 255."),
     ] = None,
     allow: Allow = None,
     device: Device = "cpu",
@@ -94,12 +90,11 @@ def predict(
     from ensbridge.deploy.predict_inputs import open_inputs
     from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
 
-    means, stds = numbers("mean", mean), numbers("std", std)
     config = PredictorConfig(
         model,
         None if image_shape is None else parse_shape(image_shape),
-        None if means is None else tuple(means),
-        None if stds is None else tuple(stds),
+        numbers("mean", mean),
+        numbers("std", std),
         tuple(allowed(allow)),
         device,
         batch,
@@ -107,16 +102,30 @@ def predict(
     )
     sources = open_inputs(inputs, sys.stdin)
     if out is not None:
-        _predict_to_folder(config, sources, out, format, engine, workers, quiet)
+        from ensbridge.deploy.predict_folder import UNREADABLE, predict_to_folder
+
+        with progress_bars(quiet) as bars:
+            images, unreadable = predict_to_folder(
+                config,
+                sources,
+                out,
+                format=format,  # type: ignore[arg-type]
+                engine=engine,  # type: ignore[arg-type]
+                workers=workers,
+                progress=bars.stage,
+            )
+        say(f"{out}: {images:,} images, {images - unreadable:,} predicted")
+        if unreadable:
+            tell(f"{unreadable:,} images could not be read; they are listed in {out / UNREADABLE}")
         return
     if engine != "local" or format != "jsonl":
         fail("--engine and --format are of a run that writes a folder; give --out", code=2)
-    failed = 0
+    failed = False
     predictor = BatchPredictor.of(config)
     entries = (entry for source in sources for entry in source.read(0, len(source)))
     for name, outcome in predictor.outcomes(entries):
         if isinstance(outcome, str):
-            failed += 1
+            failed = True
             tell(outcome)
         else:
             print(outcome.to_json(name), flush=True)
@@ -124,38 +133,11 @@ def predict(
         raise typer.Exit(2)
 
 
-def _predict_to_folder(
-    config: PredictorConfig,
-    sources: list[AbstractInput],
-    out: Path,
-    format: str,
-    engine: str,
-    workers: int | None,
-    quiet: bool,
-) -> None:
-    """Predict into a folder, and say how many images there were."""
-    from ensbridge.deploy.predict_folder import UNREADABLE, predict_to_folder
-
-    with progress_bars(quiet) as bars:
-        images, unreadable = predict_to_folder(
-            config,
-            sources,
-            out,
-            format=format,  # type: ignore[arg-type]
-            engine=engine,  # type: ignore[arg-type]
-            workers=workers,
-            progress=bars.stage,
-        )
-    say(f"{out}: {images:,} images, {images - unreadable:,} predicted")
-    if unreadable:
-        tell(f"{unreadable:,} images could not be read; they are listed in {out / UNREADABLE}")
-
-
 @app.command()
 def push(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that FastEnsemble.save wrote.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Repository on the hub, such as user/digits.")],
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    model: Annotated[Path, argument("MODEL", "Folder that FastEnsemble.save wrote.")],
+    name: Annotated[str, argument("NAME", "Repository on the hub, such as user/digits.")],
+    public: Annotated[bool, flag("--public", "Make a new repository public.")] = False,
 ) -> None:
     """Push a saved model to the Hugging Face hub.
 
@@ -172,17 +154,11 @@ def push(
 def export(
     model: Model,
     to: Annotated[
-        str,
-        typer.Option(
-            metavar="FORMAT", help="onnx, pt2 (torch.export) or triton (a folder of a model repository)."
-        ),
+        str, option("FORMAT", "onnx, pt2 (torch.export) or triton (a folder of a model repository).")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="File to write; by default model.onnx or model.pt2 in MODEL. For triton a folder.",
-        ),
+        option("PATH", "File to write; by default model.onnx or model.pt2 in MODEL. For triton a folder."),
     ] = None,
     image_shape: ImageShape = None,
     allow: Allow = None,

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from ensbridge.cli.base import app, fail, say, tell
-from ensbridge.cli.options import ROOT, Allow, Quiet, Root, Seed, allowed
+from ensbridge.cli.options import ROOT, Allow, Quiet, Root, Seed, allowed, argument, flag, option
 from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 from ensbridge.utils.text import command
@@ -21,16 +20,14 @@ if TYPE_CHECKING:
     from ensbridge.evaluation.scores import Summary
 
 NAMED = ("timm:", "torchvision:", "hf:")  # how classifiers of other libraries begin
-Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN", help="Folders of runs that differ by their seeds.")
-]
+Runs = Annotated[list[Path], argument("RUN", "Folders of runs that differ by their seeds.")]
 
 
 @app.command()
 def quickstart(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of the run; the same command resumes it.")
-    ] = Path("runs/quickstart"),
+    out: Annotated[Path, option("DIR", "Folder of the run; the same command resumes it.")] = Path(
+        "runs/quickstart"
+    ),
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -59,56 +56,41 @@ def quickstart(
 
 @app.command()
 def train(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="digits, cifar10, cifar100, tiny-imagenet or imagenet64.")
-    ],
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="FIELD=VALUE", help="Fields of the recipe to change.")
-    ] = None,
+    recipe: Annotated[str, argument("RECIPE", "digits, cifar10, cifar100, tiny-imagenet or imagenet64.")],
+    changes: Annotated[list[str] | None, argument("FIELD=VALUE", "Fields of the recipe to change.")] = None,
     stage: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="members, bridge, distill, baselines, tradeoff, capacity or all; may be repeated. "
+        option(
+            "NAME",
+            "members, bridge, distill, baselines, tradeoff, capacity or all; may be repeated. "
             "By default what the table needs: members, distill, baselines.",
         ),
     ] = None,
     preset: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Settings of the method: default (ours), paper (as written) or released (as in its code).",
+        option(
+            "NAME", "Settings of the method: default (ours), paper (as written) or released (as in its code)."
         ),
     ] = "default",
     schedule: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Epochs, batch size and learning rate: published (of our results) or paper (on CIFAR 800 "
+        option(
+            "NAME",
+            "Epochs, batch size and learning rate: published (of our results) or paper (on CIFAR 800 "
             "epochs at batch size 128).",
         ),
     ] = "published",
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder of the run, by default runs/RECIPE; the same command resumes it."
-        ),
+        Path | None, option("DIR", "Folder of the run, by default runs/RECIPE; the same command resumes it.")
     ] = None,
     seed: Seed = 0,
     root: Root = ROOT,
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="auto (a GPU where it is faster), cpu or cuda.")
-    ] = "auto",
+    device: Annotated[str, option("NAME", "auto (a GPU where it is faster), cpu or cuda.")] = "auto",
     budget_minutes: Annotated[
         float | None,
-        typer.Option(
-            metavar="COUNT",
-            help="Stop at a checkpoint after this time, with exit code 3; the same command resumes.",
-        ),
+        option("COUNT", "Stop at a checkpoint after this time, with exit code 3; the same command resumes."),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be trained, and exit.")
-    ] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Print what would be trained, and exit.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a recipe, or some of its stages.
@@ -147,31 +129,26 @@ def train(
 def evaluate(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN",
-            help="Folders of runs that differ by their seeds; with --data saved models, or classifiers by "
+        argument(
+            "RUN",
+            "Folders of runs that differ by their seeds; with --data saved models, or classifiers by "
             "name as compress takes them, such as timm:resnet18@a.pt.",
         ),
     ],
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Measure saved models (a folder, zoo:… or hf:…) and classifiers on this data set, by name "
+        option(
+            "NAME",
+            "Measure saved models (a folder, zoo:… or hf:…) and classifiers on this data set, by name "
             "or path; images may be class folders, an .npz, parquet or a saved Hugging Face data set.",
         ),
     ] = None,
     corrupted: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Also measure on corrupted test images: a folder laid out as CIFAR-10-C."
-        ),
+        Path | None, option("DIR", "Also measure on corrupted test images: a folder laid out as CIFAR-10-C.")
     ] = None,
     root: Root = ROOT,
     allow: Allow = None,
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="For saved models: auto, cpu or cuda.")
-    ] = "auto",
+    device: Annotated[str, option("NAME", "For saved models: auto, cpu or cuda.")] = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Measure trained runs, or saved models.
@@ -188,7 +165,16 @@ def evaluate(
     if data is not None:
         if corrupted is not None:
             fail("--corrupted is for runs; saved models are measured on --data alone", code=2)
-        _evaluate_saved(runs, data, root, device, allowed(allow), quiet)
+        from ensbridge.experiments import evaluate_saved
+        from ensbridge.experiments.named import evaluate_named, needs_names
+        from ensbridge.utils.devices import auto_device
+
+        if needs_names(runs, data):
+            say(evaluate_named(runs, data, root, auto_device(device), allowed(allow)).table())
+            return
+        with progress_bars(quiet) as bars:
+            for model in runs:
+                bars.show(evaluate_saved(model, data, root, bars.stage, device, allowed(allow)).table())
         return
     from ensbridge.evaluation.scores import summarise
     from ensbridge.experiments import check_runs, evaluate_run
@@ -211,37 +197,15 @@ def evaluate(
         say("\n".join(str(run / "scores.json") for run in folders))
 
 
-def _evaluate_saved(
-    models: list[str], data: str, root: Path | None, device: str, allow: list[str], quiet: bool
-) -> None:
-    """Print a table for each saved model, or one where some are named classifiers or other data is."""
-    from ensbridge.experiments import evaluate_saved
-    from ensbridge.experiments.named import evaluate_named, needs_names
-    from ensbridge.utils.devices import auto_device
-
-    if needs_names(models, data):
-        say(evaluate_named(models, data, root, auto_device(device), allow).table())
-        return
-    with progress_bars(quiet) as bars:
-        for model in models:
-            bars.show(evaluate_saved(model, data, root, bars.stage, device, allow).table())
-
-
 @app.command()
 def report(
     runs: Runs,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder of the report; by default the run's, or report/ for several."
-        ),
+        Path | None, option("DIR", "Folder of the report; by default the run's, or report/ for several.")
     ] = None,
     main: Annotated[
         str | None,
-        typer.Option(
-            metavar="ROW",
-            help="Row of the bridge in the headline, such as “+1 DBN (KL)”; choose it on validation.",
-        ),
+        option("ROW", "Row of the bridge in the headline, such as “+1 DBN (KL)”; choose it on validation."),
     ] = None,
 ) -> None:
     """Make a page of tables and figures from measured runs.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-import typer
-
 from ensbridge.cli.base import app, tell
-from ensbridge.cli.options import Allow, Device, ImageShape, allowed, numbers
+from ensbridge.cli.options import Allow, Device, ImageShape, allowed, argument, numbers, option
 from ensbridge.utils.extras import need
 
 
@@ -16,68 +14,51 @@ from ensbridge.utils.extras import need
 def serve(
     models: Annotated[
         list[str],
-        typer.Argument(
-            metavar="MODEL…",
-            help="Models, each a folder that FastEnsemble.save wrote, zoo:cifar10 or hf:user/name; "
+        argument(
+            "MODEL…",
+            "Models, each a folder that FastEnsemble.save wrote, zoo:cifar10 or hf:user/name; "
             "name=MODEL serves it under that name, by default the folder's.",
         ),
     ],
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(metavar="NUMBER", min=0, max=65535, help="Port to listen on; 0 for any free one.")
-    ] = 8000,
+    host: Annotated[str, option("ADDRESS", "Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, option("NUMBER", "Port to listen on; 0 for any free one.", min=0, max=65535)] = 8000,
     token: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "TOKEN",
+            "Bearer token that every request must send. Better set the variable: other users of the "
+            "machine can see the command line.",
             envvar="ENSBRIDGE_TOKEN",
             show_envvar=True,
-            metavar="TOKEN",
-            help="Bearer token that every request must send. Better set the variable: other users of the "
-            "machine can see the command line.",
         ),
     ] = None,
-    backend: Annotated[
-        str, typer.Option(metavar="NAME", help="eager, compiled, cuda-graph or onnxruntime.")
-    ] = "eager",
+    backend: Annotated[str, option("NAME", "eager, compiled, cuda-graph or onnxruntime.")] = "eager",
     device: Device = "cpu",
     threads: Annotated[
-        int | None,
-        typer.Option(metavar="COUNT", min=1, help="Threads per model; by default all cores but one."),
+        int | None, option("COUNT", "Threads per model; by default all cores but one.", min=1)
     ] = None,
     members: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="[NAME=]MEMBER",
-            help="A member of the real ensemble, to show beside the model: timm:NAME@FILE and the like, as "
+        option(
+            "[NAME=]MEMBER",
+            "A member of the real ensemble, to show beside the model: timm:NAME@FILE and the like, as "
             "for compress, a file of weights for the source's architecture, or a saved model, of which the "
             "source is taken. May be repeated.",
         ),
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch-size", "--batch", metavar="N", help="Most images per batch.")
-    ] = 16,
+    batch: Annotated[int, option("N", "Most images per batch.", "--batch-size", "--batch")] = 16,
     wait_ms: Annotated[
-        float, typer.Option(metavar="MS", help="Longest time a request waits for others to share its batch.")
+        float, option("MS", "Longest time a request waits for others to share its batch.")
     ] = 2.0,
     queue: Annotated[
-        int,
-        typer.Option(
-            "--queue-size", "--queue", metavar="N", help="Most images waiting; more are refused with a 429."
-        ),
+        int, option("N", "Most images waiting; more are refused with a 429.", "--queue-size", "--queue")
     ] = 512,
     seconds: Annotated[
-        float,
-        typer.Option(
-            "--timeout", "--seconds", metavar="SECONDS", help="Longest time for one request, below 9."
-        ),
+        float, option("SECONDS", "Longest time for one request, below 9.", "--timeout", "--seconds")
     ] = 8.0,
     image_shape: ImageShape = None,
-    mean: Annotated[
-        str | None, typer.Option(metavar="NUMBERS", help="Normalisation of image files, as for predict.")
-    ] = None,
-    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="The same.")] = None,
+    mean: Annotated[str | None, option("NUMBERS", "Normalisation of image files, as for predict.")] = None,
+    std: Annotated[str | None, option("NUMBERS", "The same.")] = None,
     allow: Allow = None,
 ) -> None:
     """Serve models over HTTP.

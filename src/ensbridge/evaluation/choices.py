@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -70,10 +70,12 @@ class _Predictions:
         """A model's temperature and share of the source; None where these images are too few for them."""
         if len(self.labels) < MIN_TO_CALIBRATE:
             return None
-        fitted = fit_temperature(self.models[best], self.labels)
-        if not 0.02 < fitted < 50:
+        temperature = fit_temperature(self.models[best], self.labels)
+        if not 0.02 < temperature < 50:
             return None
-        return fit_calibration(self.models[best], self.source, self.labels) if self.bridged else (fitted, 0.0)
+        if self.bridged:
+            return fit_calibration(self.models[best], self.source, self.labels)
+        return temperature, 0.0
 
     def calibrated(self, best: int, temperature: float, source_logit_weight: float) -> Tensor:
         logits = calibrated(self.models[best], self.source, temperature, source_logit_weight)
@@ -140,15 +142,13 @@ def _compared(
     candidates: Sequence[Candidate], predictions: Sequence[_Predictions], val: ExampleSet, calibrate: bool
 ) -> tuple[Choice, ...]:
     image = next(val.batches(1))[0]
-    losses = [cross_fitted_nll(prediction, calibrate) for prediction in predictions]
-    best = min(range(len(losses)), key=lambda number: losses[number].mean().item())
     choices = []
-    for number, (candidate, loss) in enumerate(zip(candidates, losses, strict=True)):
-        first = candidate.models[0]
+    for candidate, prediction in zip(candidates, predictions, strict=True):
+        first, losses = candidate.models[0], cross_fitted_nll(prediction, calibrate)
         ratio = count_macs(first, image) / count_macs(first.source, image)
-        mean = loss.mean().item()
-        choices.append(Choice(candidate.name, ratio, mean, standard_error(loss), number == best))
-    return tuple(choices)
+        choices.append(Choice(candidate.name, ratio, losses.mean().item(), standard_error(losses), False))
+    best = min(choices, key=lambda choice: choice.nll)
+    return tuple(replace(choice, chosen=choice is best) for choice in choices)
 
 
 def _calibrated(candidate: Candidate, predictions: _Predictions, calibrate: bool, say: Say) -> FastEnsemble:
@@ -156,7 +156,8 @@ def _calibrated(candidate: Candidate, predictions: _Predictions, calibrate: bool
     losses, best = predictions.losses(), predictions.best()
     fast = candidate.models[best]
     if len(losses) > 1:
-        bases = [f"{_source_temperature(model):g}" for model in candidate.models]
+        bridges = [model.each_bridge()[0] for model in candidate.models]
+        bases = [f"{bridge.config.temperature.base:g}" for bridge in bridges if isinstance(bridge, Bridge)]
         tried = ", ".join(f"{base} (NLL {loss:.4f})" for base, loss in zip(bases, losses, strict=True))
         say(f"validation chose T = {bases[best]} of {tried}")
     if not calibrate:
@@ -174,9 +175,3 @@ def _calibrated(candidate: Candidate, predictions: _Predictions, calibrate: bool
     change = f"validation NLL {losses[best]:.4f} before, {after:.4f} after"
     say(f"calibrated by a temperature of {fast.temperature:.3f}{share}: {change}")
     return fast
-
-
-def _source_temperature(fast: FastEnsemble) -> float:
-    bridge = fast.each_bridge()[0]
-    assert isinstance(bridge, Bridge)
-    return bridge.config.temperature.base

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +23,9 @@ from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.distributed import Engine
-from ensbridge.utils.inputs import Inputs
 from ensbridge.utils.progress import Advance, ignore
 
-TOGETHER = 8  # models that share a pass over the images: as many predictions are in memory at once
+MODELS_PER_PASS = 8  # models that share a pass over the images: as many predictions are in memory at once
 
 
 def evaluate(
@@ -116,7 +114,7 @@ class Evaluator:
         self._check_labels(by_size)
         ensembles = reference.by_size()
         self.by_size = by_size or [*self._predict(ensembles, self.test).values()]
-        self.val_by_size = None if self.val is None else [*self._predict(ensembles, self.val).values()]
+        self.val_by_size = [] if self.val is None else [*self._predict(ensembles, self.val).values()]
         self.nlls = [metrics.nll_per_image(log_probs, self.labels) for log_probs in self.by_size]
         self.image = next(self.test.batches(1))[0]
 
@@ -146,9 +144,9 @@ class Evaluator:
         rows: dict[str, Row] = {}
         nlls: dict[str, Tensor] = {}
         names = list(models)
-        for start in range(0, len(names), TOGETHER):
-            some = {name: models[name] for name in names[start : start + TOGETHER]}
-            for name, (row, per_image) in self._measure(some, info or {}, known or {}).items():
+        for start in range(0, len(names), MODELS_PER_PASS):
+            together = {name: models[name] for name in names[start : start + MODELS_PER_PASS]}
+            for name, (row, per_image) in self._measure(together, info or {}, known or {}).items():
                 rows[name], nlls[name] = row, per_image
         return tuple(_beside_control(row, rows, nlls) for row in rows.values())
 
@@ -159,22 +157,23 @@ class Evaluator:
         ensemble_sizes = {name: _ensemble_size(model, self.reference) for name, model in models.items()}
         others = {name: model for name, model in models.items() if not ensemble_sizes[name]}
         new = {name: model for name, model in others.items() if name not in known}
-        answers = {**known, **self._predict(new, self.test)}
+        predictions = {**known, **self._predict(new, self.test)}
         for name in others:
-            if (classes := answers[name].shape[-1]) != self.classes:
+            if (classes := predictions[name].shape[-1]) != self.classes:
                 raise ValueError(
                     f"{name!r} has {classes} classes, the members {self.classes}; compare models of the same"
                 )
-        held_out = self._predict_validation(others, {*ensemble_sizes.values()} - {0})
+        val_predictions = {} if self.val is None else self._predict(others, self.val)
         detections = None if self.ood is None else self._detect(models, self.test, self.ood)
         measured = {}
         for name, model in models.items():
-            ensemble_size = ensemble_sizes[name]
-            log_probs = self.by_size[ensemble_size - 1] if ensemble_size else answers[name]
+            size, val = ensemble_sizes[name], None
+            log_probs = self.by_size[size - 1] if size else predictions[name]
             nlls = metrics.nll_per_image(log_probs, self.labels)
-            val = held_out.get(ensemble_size or name)
+            if self.val_labels is not None:
+                val = self.val_by_size[size - 1] if size else val_predictions[name], self.val_labels
             temperature = None if val is None else metrics.fit_temperature(*val)
-            row = self._row(name, model, info.get(name), log_probs, nlls, ensemble_size, temperature)
+            row = self._row(name, model, info.get(name), log_probs, nlls, size, temperature)
             if detections is not None:
                 uncertainty = measure_uncertainty(log_probs, self.labels, val, self.seed)
                 row = replace(row, uncertainty=replace(uncertainty, ood=detections[name]))
@@ -196,13 +195,17 @@ class Evaluator:
         if not ensemble_size and size > 1:
             gap, error = metrics.gap_closed(self.nlls[0].numpy(), nlls.numpy(), self.nlls[size - 1].numpy())
         nll_by_size = [per_image.mean().item() for per_image in self.nlls]
+        one, macs, params = self.reference.source, count_macs(model, self.image), count_params(model)
         measured, reliability = _measured(log_probs, self.labels, temperature)
         info = ModelInfo("DE", ensemble_size) if ensemble_size else info or infer_info(model)
         return Row(
             model=name,
             **vars(info),
             seed=self.seed,
-            **_cost(model, self.image, self.reference.source),
+            macs=macs,
+            macs_ratio=macs / count_macs(one, self.image),
+            params=params,
+            params_ratio=params / count_params(one),
             acc=100 * measured["acc"],
             nll=measured["nll"],
             brier=measured["brier"],
@@ -215,16 +218,6 @@ class Evaluator:
             reliability=reliability,
         )
 
-    def _predict_validation(
-        self, models: Mapping[str, nn.Module], sizes: set[int]
-    ) -> dict[str | int, tuple[Tensor, Tensor]]:
-        """Validation predictions and labels of each model, and of the reference in each of the sizes."""
-        if self.val is None or self.val_by_size is None or self.val_labels is None:
-            return {}
-        answers: dict[str | int, Tensor] = {size: self.val_by_size[size - 1] for size in sizes}
-        answers |= self._predict(models, self.val)
-        return {key: (log_probs, self.val_labels) for key, log_probs in answers.items()}
-
 
 def environment(device: torch.device | str = "cpu") -> dict[str, str]:
     """The machine as far as it can change numbers: no times, no paths."""
@@ -235,17 +228,6 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
         "system": platform.system(),
         "device": f"{torch.device(device).type} ({name})",
         "threads": str(torch.get_num_threads()),
-    }
-
-
-def _cost(model: nn.Module, image: Inputs, one: nn.Module) -> dict[str, Any]:
-    """MACs and parameters of a model for one image, and as multiples of one member's."""
-    macs, params = count_macs(model, image), count_params(model)
-    return {
-        "macs": macs,
-        "macs_ratio": macs / count_macs(one, image),
-        "params": params,
-        "params_ratio": params / count_params(one),
     }
 
 

@@ -32,7 +32,7 @@ from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.utils.devices import evaluation_mode
 
 CLEAR = 2.0  # a difference below this many standard errors is not called one
-TRIED = 8  # images
+CHECKED_IMAGES = 8
 
 
 @dataclass(frozen=True)
@@ -110,29 +110,24 @@ def measure_fidelity(
     data = collect(test, "test")
     ensemble = Ensemble(with_preprocessing(nets, preprocess))
     with evaluation_mode([fast, ensemble]):
-        found = _measured(fast, data, ensemble)
+        fidelity = _measured(fast, data, ensemble)
     if control is None or data.labels is None:
-        return found
+        return fidelity
     log_probs = predict_each({"this": fast, "control": control}, data)
     gain = nll_per_image(log_probs["control"], data.labels) - nll_per_image(log_probs["this"], data.labels)
-    return _beside_control(found, gain)
-
-
-def _beside_control(found: Fidelity, gain: Tensor) -> Fidelity:
-    """The comparison with the control's; `gain` is by how much its NLL is higher, for each example."""
     mean, error = gain.mean().item(), standard_error(gain)
-    found = replace(found, nll_gain_over_control=mean, nll_gain_over_control_se=error)
-    if not found.worth_it or _is_clear(gain):
-        return found
+    fidelity = replace(fidelity, nll_gain_over_control=mean, nll_gain_over_control_se=error)
+    if not fidelity.worth_it or _is_clear(gain):
+        return fidelity
     verdict = (
         f"not worth it: it is not clearly better than its control, which never saw the ensemble (a gain of "
         f"{mean:.4f} ± {error:.4f} of NLL); keep the control, or give better members"
     )
-    return replace(found, worth_it=False, verdict=verdict)
+    return replace(fidelity, worth_it=False, verdict=verdict)
 
 
 def _measured(fast: FastEnsemble, data: ExampleSet, ensemble: Ensemble) -> Fidelity:
-    few = data.first(TRIED)
+    few = data.first(CHECKED_IMAGES)
     _check(fast, ensemble, few, data.labels)
     costs = _costs(fast, ensemble, few)
     models = {**ensemble.by_size(), "this": fast, "its source": fast.source}
@@ -147,13 +142,13 @@ def _measured(fast: FastEnsemble, data: ExampleSet, ensemble: Ensemble) -> Fidel
         models = {"source": ensemble.source, "this": fast, "ensemble": ensemble}
         rows = dict(zip(models, evaluator.measure(models, known={"this": ours}), strict=True))
         rows["this"] = _before_calibration(rows["this"], evaluator, raw)
-        best = [_best_nll(each, data.labels) for each in by_size]
+        best = [_best_nll(log_probs, data.labels) for log_probs in by_size]
         distances = kls.mean().item(), source_kls.mean().item()
-        own = nll_per_image(ours, data.labels)
+        nlls = nll_per_image(ours, data.labels)
         without = _best_nll(alone, data.labels) if fast.source_distilled and fast.bridges else None
-        worth_it, verdict = _labelled_verdict(rows["source"].nll, best, own, without, distances, costs)
-        if worth_it and is_below_one(rows["this"].dee):
-            worse = f"worse than one member, DEE {dee_text(rows['this'].dee)}"
+        worth_it, verdict = _labelled_verdict(rows["source"].nll, best, nlls, without, distances, costs)
+        if worth_it and (dee := dee_text(rows["this"].dee)) == "<1":
+            worse = f"worse than one member, DEE {dee}"
             figures = verdict.split(": ", 1)[1]
             verdict = f"not worth it: before calibration it is {worse} ({figures}); train longer"
             worth_it = False
@@ -168,7 +163,7 @@ def _measured(fast: FastEnsemble, data: ExampleSet, ensemble: Ensemble) -> Fidel
         source_kl=source_kls.mean().item(),
         agreement=_agreement(real, ours),
         source_agreement=_agreement(real, source),
-        macs_ratio=costs.own,
+        macs_ratio=costs.model,
         ensemble_macs_ratio=costs.members[-1],
         row=rows.get("this"),
         source_row=rows.get("source"),
@@ -181,7 +176,7 @@ def _measured(fast: FastEnsemble, data: ExampleSet, ensemble: Ensemble) -> Fidel
 class _Costs(NamedTuple):
     """MACs, as multiples of the source's: of the network, and of the first 1, 2, … M members together."""
 
-    own: float
+    model: float
     members: list[float]
 
 
@@ -208,20 +203,11 @@ def _check(fast: FastEnsemble, ensemble: Ensemble, few: ExampleSet, labels: Tens
         checked_labels(labels, mine.shape[1])
 
 
-def is_below_one(dee: float | str | None) -> bool:
-    """Whether a DEE, a number or such as "<1" or ">3", is below that of one member.
-
-    >>> [is_below_one(dee) for dee in (0.89, "<1", 1.0, 2.5, ">3")]
-    [True, True, False, False, False]
-    """
-    return dee is not None and (dee < 1 if isinstance(dee, float | int) else str(dee).startswith("<"))
-
-
 def _before_calibration(row: Row, evaluator: Evaluator, raw: Tensor) -> Row:
     """The row with DEE and gap before calibration, since the members beside it are not calibrated."""
     nlls = nll_per_image(raw, evaluator.labels)
     gap, error = gap_closed(evaluator.nlls[0].numpy(), nlls.numpy(), evaluator.nlls[-1].numpy())
-    dee = format_dee(nlls.mean().item(), [each.mean().item() for each in evaluator.nlls])
+    dee = format_dee(nlls.mean().item(), [per_image.mean().item() for per_image in evaluator.nlls])
     return replace(row, dee=dee, gap=gap, gap_error=error)
 
 
@@ -233,20 +219,20 @@ def _best_nll(log_probs: Tensor, labels: Tensor) -> Tensor:
 def _labelled_verdict(
     source_nll: float,
     by_size: Sequence[Tensor],
-    own: Tensor,
+    nlls: Tensor,
     alone: Tensor | None,
     distances: tuple[float, float],
     costs: _Costs,
 ) -> tuple[bool, str]:
     """By NLL on labels: clearly better than the source could be, and than real members of the same cost.
 
-    `by_size` has the NLL of DE-1 … DE-M at their best temperatures, for each image, as `own` has it;
+    `by_size` has the NLL of DE-1 … DE-M at their best temperatures, for each image, as `nlls` has it;
     `alone` that of the distilled source that the bridges run beside, if there is one. `distances` are its KL
     to the ensemble and the source's.
     """
-    gain, nll = by_size[0] - own, own.mean().item()
+    gain, nll = by_size[0] - nlls, nlls.mean().item()
     mean, error = gain.mean().item(), standard_error(gain)
-    best = [each.mean().item() for each in by_size]
+    best = [per_image.mean().item() for per_image in by_size]
     change = f"NLL {source_nll:.4f}, {best[0]:.4f} with the best temperature, → {nll:.4f}"
     if not _is_clear(gain):
         advice = "train longer, give more images, or raise budget"
@@ -256,7 +242,7 @@ def _labelled_verdict(
             f"not worth it: it is not clearly better than the source with a temperature ({change}, a gain of "
             f"{mean:.4f} ± {error:.4f}); {advice}"
         )
-    if alone is not None and not _is_clear(alone - own):
+    if alone is not None and not _is_clear(alone - nlls):
         return False, (
             f"not worth it: {change}, but the distilled source without a bridge has "
             f"{alone.mean().item():.4f}, with the best temperature; give budget=1.0"
@@ -267,14 +253,13 @@ def _labelled_verdict(
             f"not worth it: {change}, but it is no nearer to the ensemble than the source is (KL {kl:.4f}, "
             f"source {source_kl:.4f}); train longer, or give better members"
         )
-    change += f", at ×{costs.own:.2f} the source's cost"
+    change += f", at ×{costs.model:.2f} the source's cost"
     # Costs add up, so that the fewest members that are as good are also the cheapest.
-    as_good = [count for count, each in enumerate(best, 1) if each <= nll]
-    count = as_good[0] if as_good else len(best)
-    cost = costs.members[count - 1]
-    nll_there = f"NLL {best[count - 1]:.4f} with the best temperature"
+    count = next((count for count, of_count in enumerate(best, 1) if of_count <= nll), len(best))
+    cost, member_nll = costs.members[count - 1], best[count - 1]
+    nll_there = f"NLL {member_nll:.4f} with the best temperature"
     members = f"the first {count} members, ×{cost:.2f} the cost, have {nll_there}"
-    if as_good and cost <= costs.own:
+    if member_nll <= nll and cost <= costs.model:
         return False, f"not worth it: {change}, but {members}; run them, or lower budget"
     return True, f"worth it: {change}; {members}"
 
@@ -287,10 +272,10 @@ def _is_clear(gain: Tensor) -> bool:
 
 def _unlabelled_verdict(source_kls: Tensor, kls: Tensor, costs: _Costs) -> tuple[bool, str]:
     """By KL to the real ensemble: at least half of the source's distance must be gone, clearly, for less."""
-    if costs.members[-1] <= costs.own:
+    if costs.members[-1] <= costs.model:
         return False, (
             f"not worth it: the whole ensemble costs ×{costs.members[-1]:.2f} the source, this "
-            f"×{costs.own:.2f}; run the ensemble, or lower budget"
+            f"×{costs.model:.2f}; run the ensemble, or lower budget"
         )
     closed = source_kls / 2 - kls
     kl, source_kl = kls.mean().item(), source_kls.mean().item()

@@ -55,15 +55,15 @@ def predict_each(
         return {}
 
     def run(images: Inputs) -> Tensor:
-        answers = predict_batch(models, images)
-        classes = {name: log_probs.shape[-1] for name, log_probs in answers.items()}
+        predictions = predict_batch(models, images)
+        classes = {name: log_probs.shape[-1] for name, log_probs in predictions.items()}
         first = next(iter(classes))
         for name, count in classes.items():
             if count != classes[first]:
                 raise ValueError(
                     f"{first!r} has {classes[first]} classes, {name!r} {count}; compare models of the same"
                 )
-        return torch.stack(list(answers.values()))
+        return torch.stack(list(predictions.values()))
 
     with evaluation_mode(models.values()):
         whole = run_in_batches(run, data, batch_size, engine, lambda images: advance(images * len(models)))

@@ -27,7 +27,7 @@ from ensbridge.models.ensemble import weights_digest
 from ensbridge.utils.files import open_folder, read_json, write_atomically
 from ensbridge.utils.progress import Advance, Stage, silent
 
-KEPT = "corrupted.jsonl"  # beside a run's scores.json
+CORRUPTED_FILE = "corrupted.jsonl"  # beside a run's scores.json
 
 
 def measure_corrupted(
@@ -63,7 +63,7 @@ def measure_corrupted(
     conditions = _conditions(folder, severities, corruptions)
     device = _check(models, temperatures)
     clean = None if test is None else as_image_set(test)
-    kept = _Kept(None if keep is None else Path(keep))
+    kept = {} if keep is None else _read_kept(Path(keep))
     weights = {name: _digest(model) for name, model in models.items()}
     advance: Advance | None = None
     rows: dict[tuple[str, tuple[int, str]], CorruptedRow] = {}
@@ -74,13 +74,15 @@ def measure_corrupted(
             advance = stage("corrupted", total, "images")
         digest = images.fingerprint()
         keys = {name: _Key(weights[name], temperatures.get(name), digest) for name in models}
-        new = {name: model for name, model in models.items() if keys[name] not in kept.rows}
+        new = {name: model for name, model in models.items() if keys[name] not in kept}
         advance((len(models) - len(new)) * len(images))
         measured = _measure(new, images.to(device), temperatures, batch_size, advance)
-        kept.add({keys[name]: CorruptedRow(name, *condition, digest, **measured[name]) for name in new})
+        kept |= {keys[name]: CorruptedRow(name, *condition, digest, **measured[name]) for name in new}
+        if keep is not None and new:
+            _write_kept(Path(keep), kept)
         for name, key in keys.items():
             # What has the same images, or the same weights, may have another name.
-            row = replace(kept.rows[key], model=name, severity=condition[0], corruption=condition[1])
+            row = replace(kept[key], model=name, severity=condition[0], corruption=condition[1])
             rows[name, condition] = row
     return tuple(rows[name, condition] for name in models for condition in conditions)
 
@@ -95,8 +97,8 @@ def describe_corrupted(folder: Path | str) -> CorruptedSet:
     """Where a folder's corrupted images are from, by the manifest beside them."""
     manifest = _manifest(Path(folder))
     made_by, seed = manifest.get("made_by"), manifest.get("seed")
-    said = isinstance(made_by, str) and bool(made_by) and made_by.isprintable()
-    return CorruptedSet(made_by if said else None, seed if type(seed) is int else None)
+    named = isinstance(made_by, str) and bool(made_by) and made_by.isprintable()
+    return CorruptedSet(made_by if named else None, seed if type(seed) is int else None)
 
 
 def add_corrupted(
@@ -152,21 +154,19 @@ def _conditions(
         raise ValueError(
             f"{folder} is no folder; give one of corrupted images, such as ensbridge data corrupt makes"
         )
-    there = set(corruptions_in(folder))
-    missing = [name for name in corruptions if name not in there]
+    complete = set(corruptions_in(folder))
+    missing = [name for name in corruptions if name not in complete]
     if missing:
         raise ValueError(
             f"{folder} lacks {len(missing)} of {len(corruptions)} corruptions ({', '.join(missing)}); finish "
             "the set by the command that makes it, or get it again"
         )
-    chosen = _severities(folder) if severities is None else check_severities(severities)
-    return [(severity, name) for severity in chosen for name in dict.fromkeys(corruptions)]
-
-
-def _severities(folder: Path) -> Sequence[int]:
-    """The severities that a folder says it has; `read_corrupted` refuses what it cannot have."""
-    said = _manifest(folder).get("severities")
-    return said if isinstance(said, list) and said else SEVERITIES
+    if severities is None:  # those of the manifest; `read_corrupted` refuses what it cannot have
+        listed = _manifest(folder).get("severities")
+        severities = listed if isinstance(listed, list) and listed else SEVERITIES
+    else:
+        severities = check_severities(severities)
+    return [(severity, name) for severity in severities for name in dict.fromkeys(corruptions)]
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -224,38 +224,29 @@ class _Key(NamedTuple):
     images: str
 
 
-class _Kept:
-    """Rows that were measured before, in a file of one JSON object in each line, or in memory alone."""
+def _read_kept(path: Path) -> dict[_Key, CorruptedRow]:
+    """Rows that were measured before, one JSON object in each line."""
+    open_folder(path.parent)
+    rows: dict[_Key, CorruptedRow] = {}
+    for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
+        try:
+            document = json.loads(line)
+            row = parse_corrupted(document)
+            rows[_Key(document["weights"], document["temperature"], row.images)] = row
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"{path} is damaged or foreign: its line {number} is no row that was measured; move the "
+                "file away, and all is measured anew"
+            ) from error
+    return rows
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.rows: dict[_Key, CorruptedRow] = {}
-        if path is not None:
-            open_folder(path.parent)
-            if path.is_file():
-                self._read(path)
 
-    def _read(self, path: Path) -> None:
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            try:
-                said = json.loads(line)
-                row = parse_corrupted(said)
-                self.rows[_Key(said["weights"], said["temperature"], row.images)] = row
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ValueError(
-                    f"{path} is damaged or foreign: its line {number} is no row that was measured; move the "
-                    "file away, and all is measured anew"
-                ) from error
-
-    def add(self, rows: Mapping[_Key, CorruptedRow]) -> None:
-        """Keep rows, in the file too."""
-        self.rows |= rows
-        if self.path is not None and rows:
-            lines = [
-                json.dumps({"weights": key.weights, "temperature": key.temperature, **asdict(row)}) + "\n"
-                for key, row in self.rows.items()
-            ]
-            write_atomically(self.path, "".join(lines).encode())
+def _write_kept(path: Path, rows: Mapping[_Key, CorruptedRow]) -> None:
+    lines = [
+        json.dumps({"weights": key.weights, "temperature": key.temperature, **asdict(row)}) + "\n"
+        for key, row in rows.items()
+    ]
+    write_atomically(path, "".join(lines).encode())
 
 
 def _digest(model: nn.Module) -> str:

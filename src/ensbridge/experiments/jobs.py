@@ -5,6 +5,7 @@ Training, loading, the outline of a dry run, resuming and evaluation all follow 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -43,9 +44,9 @@ class Job:
     independent: bool = False  # whether one of several processes may train it for all
 
     @property
-    def configs(self) -> list[FitConfig]:
-        """Every method's configuration; all agree in what decides the batches."""
-        return [method.config for method in self.methods.values()]
+    def first_config(self) -> FitConfig:
+        """The first method's configuration, with which all agree in what decides the batches."""
+        return next(iter(self.methods.values())).config
 
     def config(self) -> FitConfig | dict[str, FitConfig]:
         """The configuration that `fit` takes: one for all, or one each, of a method or of its parts."""
@@ -57,7 +58,7 @@ class Job:
 
     def total_steps(self, images: int) -> int:
         """How many steps it takes on so many images."""
-        return self.configs[0].total_steps(images)
+        return self.first_config.total_steps(images)
 
 
 def joint_jobs(
@@ -71,16 +72,15 @@ def joint_jobs(
     >>> [(job.folder, list(job.methods)) for job in joint_jobs("baselines", "baselines", specs)]
     [('baselines', ['ed', 'bn']), ('baselines-end2', ['end2'])]
     """
-    folders: dict[str, dict[str, MethodSpec]] = {}
+    jobs: list[Job] = []
     for name, spec in methods.items():
-        same = (
-            path
-            for path, others in folders.items()
-            if not spec.config.other_batches(next(iter(others.values())).config)
-        )
-        path = next(same, f"{folder}-{name}" if folders else folder)
-        folders.setdefault(path, {})[name] = spec
-    return [Job(path, group, specs, tuple(needs)) for path, specs in folders.items()]
+        for number, job in enumerate(jobs):
+            if not spec.config.other_batches(job.first_config):
+                jobs[number] = replace(job, methods={**job.methods, name: spec})
+                break
+        else:
+            jobs.append(Job(f"{folder}-{name}" if jobs else folder, group, {name: spec}, tuple(needs)))
+    return jobs
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,10 @@ class Experiment:
 
     def job(self, folder: str) -> Job:
         """The job of a folder."""
-        for job in self.jobs:
-            if job.folder == folder:
-                return job
-        raise ValueError(
-            f"no job has the folder {folder!r}; there are: {', '.join(job.folder for job in self.jobs)}"
-        )
+        jobs = {job.folder: job for job in self.jobs}
+        if folder not in jobs:
+            raise ValueError(f"no job has the folder {folder!r}; there are: {', '.join(jobs)}")
+        return jobs[folder]
 
     def needed(self, folders: Iterable[str]) -> list[Job]:
         """The jobs of these folders and all that they need, in order."""
@@ -170,11 +168,8 @@ def outline(jobs: Iterable[Job], images: int) -> list[str]:
     >>> print(*outline([Job(f"member-{k}", "members", {"member": spec}) for k in (1, 2)], 600))
     members   2 × member                              30 epochs of 600 images, batches of 50: 360 steps
     """
-    counts: dict[tuple[str, str, float, int], int] = {}
-    for job in jobs:
-        for method in job.methods.values():
-            line = job.group, method.label, method.config.epochs, method.config.batch_size
-            counts[line] = counts.get(line, 0) + 1
+    methods = ((job.group, method.label, method.config) for job in jobs for method in job.methods.values())
+    counts = Counter((group, label, fit.epochs, fit.batch_size) for group, label, fit in methods)
     lines = []
     for (group, label, epochs, batch_size), count in counts.items():
         length = f"{epochs:g} epochs of {images:,} images, batches of {batch_size}"

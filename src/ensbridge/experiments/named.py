@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,22 +37,15 @@ from ensbridge.utils.progress import Stage, silent
 ALL, TRAIN, VAL, TEST = "all", "train", "val", "test"
 
 
-@dataclass(frozen=True)
-class DataNames:
-    """Where images are: a known set's name or a path each."""
-
-    data: str
-    val: str | None = None
-    test: str | None = None
-    root: Path | None = None
-
-
 def compress_named(
     names: Sequence[str],
-    data: DataNames,
+    data: str,
     out: Path | str,
     overrides: Overrides | None = None,
     *,
+    val: str | None = None,
+    test: str | None = None,
+    root: Path | None = None,
     license: str | None = None,
     memory: str | float = MEMORY,
     say: Say = lambda _: None,
@@ -61,8 +54,9 @@ def compress_named(
 ) -> tuple[FastEnsemble, Fidelity | None]:
     """Compress members that are named, and save the model; `options` are those of `compress`.
 
-    Beside the model it returns what `fidelity` found on the test images, None without any. Of several
-    processes that train together one `writes`.
+    Images are where `data`, `val` and `test` say, each a known set's name or a path. Beside the model it
+    returns what `fidelity` found on the test images, None without any. Of several processes that train
+    together one `writes`.
     """
     if len(names) < 2:
         raise ValueError(f"{len(names)} member was named; give two or more, the source first")
@@ -75,26 +69,25 @@ def compress_named(
         check_source(members[0])
         source = members[0].net
         assert isinstance(source, NamedNetwork)
-        train, val, test = _training_parts(data, source, members, say)
+        train_part, val_part, test_part = _training_parts(data, val, test, root, members, say)
+        nets = [member.net for member in members]
         fast = compress(
-            [member.net for member in members],
-            train.in_memory(parse_memory(memory)).data,
-            None if val is None else val.data,
+            nets,
+            train_part.in_memory(parse_memory(memory)).data,
+            None if val_part is None else val_part.data,
             memory=memory,
             **options,  # type: ignore[arg-type]
         )
-        fast.class_names = _class_names(members, val or train, source.classes)
-        fidelity = None
+        fast.class_names = _class_names(members, val_part or train_part, source.classes)
         if not writes:
-            return fast, fidelity
-        if test is not None:
-            fidelity = fast.fidelity(test.data, members=[member.net for member in members])
+            return fast, None
+        fidelity = None if test_part is None else fast.fidelity(test_part.data, members=nets)
         fast.save(
             out,
             scores=fidelity,
             license=license or _licence(members),
             base_models=_base_models(members),
-            dataset=_title(data.test or data.val or data.data),
+            dataset=_title(test or val or data),
         )
         return fast, fidelity
 
@@ -109,7 +102,9 @@ def fidelity_named(
 ) -> Fidelity:
     """How near a saved model is to the ensemble of members that are named, on the test images of `data`."""
     members = open_members(names, overrides)
-    test = collect(images_for(model, data, root, _known_names(members)).data, "test").to(device)
+    parts = _opened(data, root, input_of(model.source), model.image_shape)
+    part = _choose(parts, data, TEST).in_order_of(_known_names(members) or model.class_names)
+    test = collect(part.data, "test").to(device)
     return model.to(device).fidelity(test, members=[member.net.to(device) for member in members])
 
 
@@ -130,7 +125,6 @@ def evaluate_named(
     root: Path | None = None,
     device: torch.device | str = "cpu",
     allow: Collection[str] = (),
-    overrides: Overrides | None = None,
 ) -> Scores:
     """The scores of classifiers that are named, and of saved models, on the test images of `data`.
 
@@ -138,7 +132,7 @@ def evaluate_named(
     brought to the size that it takes; the temperature of the calibrated NLL comes from validation images,
     where the set has some. Classes are numbered as the first one that knows their names has them.
     """
-    members = [open_member(name, overrides, allow) for name in names]
+    members = [open_member(name, allow=allow) for name in names]
     first, takes, shape = members[0], members[0].takes, None
     if isinstance(first.net, FastEnsemble):
         takes, shape = input_of(first.net.source), first.net.image_shape
@@ -185,8 +179,12 @@ def evaluate_saved(
 
 def _check_data(fast: FastEnsemble, splits: Splits, model: str, data: str) -> None:
     """Refuse images of another shape, or of other classes, than the model's."""
-    ours, theirs = fast.class_names, _set_class_names(data)
-    if ours is not None and theirs is not None and tuple(ours) != tuple(theirs):
+    ours, theirs = fast.class_names, None
+    if data in DATASETS:
+        theirs = class_names(data)
+    elif Path(data).is_dir():
+        theirs = class_folders(data)
+    if ours is not None and theirs and tuple(ours) != tuple(theirs):
         pairs = enumerate(zip(ours, theirs, strict=False))
         other = next((f"{label} is {a!r} there and {b!r} here" for label, (a, b) in pairs if a != b), None)
         which = other or f"there are {len(ours)} there and {len(theirs)} here"
@@ -196,25 +194,6 @@ def _check_data(fast: FastEnsemble, splits: Splits, model: str, data: str) -> No
     shape = tuple(splits.test.images.shape[1:])
     if fast.image_shape is not None and tuple(fast.image_shape) != shape:
         raise ValueError(f"{model} takes images {fast.image_shape}, those of {data} are {shape}; give others")
-
-
-def _set_class_names(data: str) -> tuple[str, ...] | None:
-    """The classes of a data set by label, where they have names."""
-    if data in DATASETS:
-        return class_names(data)
-    return class_folders(data) or None if Path(data).is_dir() else None
-
-
-def images_for(
-    fast: FastEnsemble,
-    data: str,
-    root: Path | None = None,
-    names: Sequence[str] | None = None,
-    part: str = TEST,
-) -> ImagePart:
-    """The images of a set, as files become what a saved model takes."""
-    parts = _opened(data, root, input_of(fast.source), fast.image_shape)
-    return _choose(parts, data, part).in_order_of(names or fast.class_names)
 
 
 def _opened(
@@ -245,23 +224,29 @@ def _choose(parts: dict[str, ImagePart], data: str, *wanted: str) -> ImagePart:
 
 
 def _training_parts(
-    data: DataNames, source: NamedNetwork, members: Sequence[Member], say: Say
+    data: str,
+    val_data: str | None,
+    test_data: str | None,
+    root: Path | None,
+    members: Sequence[Member],
+    say: Say,
 ) -> tuple[ImagePart, ImagePart | None, ImagePart | None]:
     """Images for training, for validation and for the test, where there are such."""
-    names = _known_names(members)
-    opened = partial(_opened, root=data.root, takes=source.takes, shape=None)
-    parts = opened(data.data)
-    train, val = _choose(parts, data.data, TRAIN).in_order_of(names), parts.get(VAL)
+    names, source = _known_names(members), members[0].net
+    assert isinstance(source, NamedNetwork)
+    opened = partial(_opened, root=root, takes=source.takes, shape=None)
+    parts = opened(data)
+    train, val = _choose(parts, data, TRAIN).in_order_of(names), parts.get(VAL)
     _check_classes(train, source, names)
-    if data.val is not None:
-        val = _choose(opened(data.val), data.val, VAL, TEST)
+    if val_data is not None:
+        val = _choose(opened(val_data), val_data, VAL, TEST)
     elif val is None and train.labels is not None:
         train, val = train.hold_out()
         say("there is no --val, so every tenth training image is held out for validation")
-    test = None if data.test is None else _choose(opened(data.test), data.test, TEST, VAL)
+    test = None if test_data is None else _choose(opened(test_data), test_data, TEST, VAL)
     val, test = (None if part is None else part.in_order_of(names) for part in (val, test))
     if test is not None and test.labels is None:
-        say(f"{data.test} has no labels, so that the verdict on it goes by the members' predictions")
+        say(f"{test_data} has no labels, so that the verdict on it goes by the members' predictions")
     for part in (val, test):
         _check_classes(part, source, names)
     val, test = (None if part is None else part.shuffled() for part in (val, test))
@@ -298,10 +283,10 @@ def _check_size(part: ImagePart, source: NamedNetwork, say: Say) -> None:
     if isinstance(part.images, ImageSet):
         size = tuple(part.images.images.shape[-2:])
         if size != source.takes.size:
-            here, there = ("×".join(map(str, sides)) for sides in (size, source.takes.size))
+            given, taken = ("×".join(map(str, sides)) for sides in (size, source.takes.size))
             say(
-                f"the images are {here} and {source.title} takes {there}, to which they are resized; if it "
-                f"was trained on {here}, give --size {size[0]}"
+                f"the images are {given} and {source.title} takes {taken}, to which they are resized; if it "
+                f"was trained on {given}, give --size {size[0]}"
             )
 
 

@@ -120,12 +120,9 @@ def bridge_specs(
     """
     config = recipe.bridge_config(loss)
     fit = seeded(recipe.kl_fit if loss == "kl" else recipe.bridge_fit, seed, "bridge")
-    label = f"bridge ({recipe.bridge.num_steps} steps)"
-    if loss == "kl":
-        temperature = (
-            "" if config.temperature == recipe.bridge.temperature else f", T = {config.temperature.base:g}"
-        )
-        label = f"bridge (KL{temperature})"
+    label = "KL" if loss == "kl" else f"{recipe.bridge.num_steps} steps"
+    if config.temperature != recipe.bridge.temperature:
+        label += f", T = {config.temperature.base:g}"
 
     def spec(group: Group) -> MethodSpec:
         def make(run: Run) -> DiffusionBridge:
@@ -136,7 +133,7 @@ def bridge_specs(
             target = group if towards is None else towards
             return DiffusionBridge(ensemble, net, recipe.feature, loss=loss, target=target, config=config)
 
-        return MethodSpec(label, make, fit)
+        return MethodSpec(f"bridge ({label})", make, fit)
 
     return {slug(group, towards): spec(group) for group in groups}
 
@@ -149,7 +146,7 @@ def distillation_jobs(recipe: Recipe, seed: int, bridges: Job, folder: str) -> l
 
     def spec(teachers: str, name: str, times: Sequence[float], label: str) -> MethodSpec:
         def make(run: Run) -> StepDistillation:
-            teacher = trained_bridge(run, teachers, name)
+            teacher = checked(trained_bridge(run, teachers, name), DiffusionBridge)
             return StepDistillation(teacher, times, mode=recipe.bridge.distillation)
 
         return MethodSpec(label, make, config)
@@ -163,12 +160,13 @@ def distillation_jobs(recipe: Recipe, seed: int, bridges: Job, folder: str) -> l
     return jobs
 
 
-def trained_bridge(run: Run, folder: str, name: str) -> DiffusionBridge:
+def trained_bridge(run: Run, folder: str, name: str) -> DiffusionBridge | BridgeNetwork:
     """A bridge that a job trained, or that one of distillation made."""
     method = run.methods(folder)[name]
     if isinstance(method, StepDistillation):
         return method.distilled
-    return checked(method, DiffusionBridge)
+    assert isinstance(method, DiffusionBridge | BridgeNetwork), type(method)
+    return method
 
 
 def one_step(recipe: Recipe, loss: Loss = "bridge") -> ModelInfo:
@@ -183,12 +181,9 @@ def slug(group: Group, towards: Group | None = None) -> str:
     ('members-1-4-5', 'control', 'control-like-1-4-5', 'members-1-2-3-like-1-4-5')
     """
     target = group if towards is None else towards
-    name = "control" if target == CONTROL else f"members-{_numbers(target)}"
-    return name if target == group or _is_first(group) else f"{name}-like-{_numbers(group)}"
-
-
-def _numbers(group: Group) -> str:
-    return "-".join(str(index + 1) for index in group)
+    target_numbers, numbers = ("-".join(str(index + 1) for index in part) for part in (target, group))
+    name = "control" if target == CONTROL else f"members-{target_numbers}"
+    return name if target == group or _is_first(group) else f"{name}-like-{numbers}"
 
 
 def _is_first(group: Group) -> bool:
@@ -235,12 +230,6 @@ def curve_folders(others: int) -> tuple[str, ...]:
     return tuple(curve_folder(index) for index in range(1, others + 1))
 
 
-def centre_of(run: Run, index: int) -> nn.Module:
-    """The centre of the curve from the source to the member of an index."""
-    curve = checked(run.methods(curve_folder(index))["curve"], BezierCurve)
-    return run.once(f"centre of {index}", lambda: curve.at(0.5))
-
-
 def student_specs(recipe: Recipe, seed: int, teachers: int, mark: str) -> dict[str, MethodSpec]:
     """ED and EnD² of the first so many members, which start alike; `mark` ends their names in folders."""
 
@@ -265,10 +254,14 @@ def bridge_network_spec(
 ) -> MethodSpec:
     """A bridge network towards the centres of the curves to these members; `share` is that of channels."""
 
+    def centre(run: Run, index: int) -> nn.Module:
+        curve = checked(run.methods(curve_folder(index))["curve"], BezierCurve)
+        return run.once(f"centre of {index}", lambda: curve.at(0.5))
+
     def make(run: Run) -> BridgeNetwork:
         source = trained_ensemble(run, recipe, 1).source
         net = run.build(lambda: recipe.tail(source, recipe.tail_feature, share), "tail", width, start)
-        return BridgeNetwork(source, [centre_of(run, index) for index in centres], net, recipe.tail_feature)
+        return BridgeNetwork(source, [centre(run, index) for index in centres], net, recipe.tail_feature)
 
     return MethodSpec(f"bridge network, {width}", make, seeded(recipe.bn_fit, seed, "bridge"))
 
@@ -277,7 +270,7 @@ def bridge_network_spec(
 
 
 def bridge_model(info: ModelInfo, folder: str, names: Sequence[str], table: Table = "rows") -> TableModel:
-    """The source with the diffusion bridges of these names, whose predictions are averaged."""
+    """The source with the bridges of these names, whose predictions are averaged; networks' with its own."""
 
     def make(run: Run) -> nn.Module:
         return FastEnsemble.of(*(trained_bridge(run, folder, name) for name in names))
@@ -285,13 +278,7 @@ def bridge_model(info: ModelInfo, folder: str, names: Sequence[str], table: Tabl
     return TableModel(info, (folder,), make, table)
 
 
-def network_model(info: ModelInfo, folder: str, names: Sequence[str], table: Table = "rows") -> TableModel:
-    """The source with the bridge networks of these names, averaged with its own prediction."""
-
-    def make(run: Run) -> nn.Module:
-        return FastEnsemble.of(*(checked(run.methods(folder)[name], BridgeNetwork) for name in names))
-
-    return TableModel(info, (folder,), make, table)
+network_model = bridge_model
 
 
 def student_model(info: ModelInfo, folder: str, name: str, table: Table = "rows") -> TableModel:

@@ -6,16 +6,17 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 from ensbridge._aliases import upgrade_config
 from ensbridge.bridge.bridge import Preset
 from ensbridge.data import DATASETS, open_splits
+from ensbridge.evaluation.scores.rows import Seed
 from ensbridge.experiments.digits import digits
 from ensbridge.experiments.paper import cifar10, cifar100, imagenet64, tiny_imagenet
 from ensbridge.experiments.recipe import BASELINES, Recipe, Schedule, change, match_compute
 from ensbridge.utils.text import short
-from ensbridge.utils.typed_json import JsonReader, Range
+from ensbridge.utils.typed_json import JsonReader
 
 RECIPES: dict[str, Callable[[Preset, Schedule], Recipe]] = {
     "digits": digits,
@@ -24,8 +25,7 @@ RECIPES: dict[str, Callable[[Preset, Schedule], Recipe]] = {
     "tiny-imagenet": tiny_imagenet,
     "imagenet64": imagenet64,
 }
-MOST_CHANGES, LONGEST_CHANGE = 1000, 1000  # the latter in characters
-MOST_SEED = 2**63 - 1
+MAX_CHANGES, MAX_CHANGE_LENGTH = 1000, 1000  # the latter in characters
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Plan:
         for name, choices in (("preset", get_args(Preset)), ("schedule", get_args(Schedule))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
-        if len(self.changes) > MOST_CHANGES:
-            raise ValueError(f"there are {len(self.changes):,} changes; give at most {MOST_CHANGES:,}")
+        if len(self.changes) > MAX_CHANGES:
+            raise ValueError(f"there are {len(self.changes):,} changes; give at most {MAX_CHANGES:,}")
         for assignment in self.changes:
-            if len(assignment) > LONGEST_CHANGE:
+            if len(assignment) > MAX_CHANGE_LENGTH:
                 raise ValueError(
                     f"{short(assignment)} has {len(assignment):,} characters; it must have at most "
-                    f"{LONGEST_CHANGE:,}"
+                    f"{MAX_CHANGE_LENGTH:,}"
                 )
         recipe = RECIPES[self.name](self.preset, self.schedule)
         if self.root is not None and self.name in DATASETS:
@@ -99,10 +99,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class _RunConfig:
-    """What a run folder's config.json says of its plan."""
-
     plan: Plan
-    seed: Annotated[int, Range(-MOST_SEED, MOST_SEED)]
+    seed: Seed
 
 
 # Of a part of a run, whose config.json is a method's, too.

@@ -20,7 +20,7 @@ from ensbridge.training.config import FitConfig, describe_config
 from ensbridge.training.distill import distillation_grids
 from ensbridge.utils.text import one_line
 
-MOST_MEMBERS = 100
+MAX_MEMBERS = 100
 # Fields that came later, which runs made before do not have, and what they are where they change nothing.
 LATER_FIELDS = {"members_together": 1, "count_distillation": True, "headline_bridge_fit": None}
 LATER_FIELDS |= {"headline_features": (), "headline_score": None, "headline_new": False}
@@ -94,22 +94,22 @@ class Recipe:
 
     def check(self) -> Recipe:
         """The recipe itself, if its parts fit each other; asked when all changes are made."""
-        if not 2 <= self.target <= self.members <= MOST_MEMBERS:
+        if not 2 <= self.target <= self.members <= MAX_MEMBERS:
             raise ValueError(
                 f"target is {self.target} and members {self.members}; a bridge needs 2 members or more, "
-                f"no more than are trained, and those at most {MOST_MEMBERS}"
+                f"no more than are trained, and those at most {MAX_MEMBERS}"
             )
-        if self.figure_members > MOST_MEMBERS:
-            raise ValueError(f"figure_members is {self.figure_members}; it must be at most {MOST_MEMBERS}")
+        if self.figure_members > MAX_MEMBERS:
+            raise ValueError(f"figure_members is {self.figure_members}; it must be at most {MAX_MEMBERS}")
         if not 0 <= self.headline_teachers <= self.members:
             raise ValueError(
                 f"headline_teachers is {self.headline_teachers}; it must be at most {self.members}, as there "
                 "are members, or 0 for as many as target"
             )
-        if not 1 <= self.members_together <= MOST_MEMBERS:
+        if not 1 <= self.members_together <= MAX_MEMBERS:
             raise ValueError(
                 f"members_together is {self.members_together}; it must be 1, which is each by itself, or "
-                f"more, at most {MOST_MEMBERS}"
+                f"more, at most {MAX_MEMBERS}"
             )
         for name in ("headline_temperature", "kl_temperature", "ed_tau", "end2_tau"):
             if not getattr(self, name) > 0:
@@ -134,23 +134,19 @@ class Recipe:
         with torch.no_grad():
             logits, feature, inner = forward_with_features(member, image, self.feature, self.tail_feature)
             score, now = build(lambda: self.score(self.bridge.z_input), 0).eval(), logits.new_ones(1)
-            _readable("feature", self.feature, lambda: score(feature, logits, now))
+            tail = build(lambda: self.tail(member, self.tail_feature, 1.0), 0)
+            networks = {"feature": (score, feature, logits, now), "tail_feature": (tail, inner)}
             if self.headline_features and self.headline_score is not None:
                 _, *maps = forward_with_features(member, image, *self.headline_features)
-                headline = build(self.headline_score, 0).eval()
-                _readable("headline_features", self.headline_features, lambda: headline(maps, None, None))
-            tail = build(lambda: self.tail(member, self.tail_feature, 1.0), 0)
-            _readable("tail_feature", self.tail_feature, lambda: tail(inner))
-
-
-def _readable(name: str, feature: str | tuple[str, ...], run: Callable[[], object]) -> None:
-    try:
-        run()
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"{name} is {feature!r}, which the network behind it cannot read ({one_line(error)}); name "
-            "another"
-        ) from error
+                networks["headline_features"] = (build(self.headline_score, 0).eval(), maps, None, None)
+            for name, (net, *inputs) in networks.items():
+                try:
+                    net(*inputs)
+                except (RuntimeError, ValueError) as error:
+                    raise ValueError(
+                        f"{name} is {getattr(self, name)!r}, which the network behind it cannot read "
+                        f"({one_line(error)}); name another"
+                    ) from error
 
 
 def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -229,11 +225,13 @@ def change(recipe: Recipe, assignment: str) -> Recipe:
 
 
 def _changed(holder: Any, path: list[str], text: str, whole: str) -> Any:
-    here = [field.name for field in fields(holder) if _settable(holder, field.name)]
+    names = [field.name for field in fields(holder) if _settable(holder, field.name)]
     if path[0] in RENAMED_FIELDS:
         raise ValueError(f"{whole} is now {RENAMED_FIELDS[path[0]]}; set that")
-    if path[0] not in here:
-        raise ValueError(f"{whole} is not a field of the recipe; at {path[0]!r} there are: {', '.join(here)}")
+    if path[0] not in names:
+        raise ValueError(
+            f"{whole} is not a field of the recipe; at {path[0]!r} there are: {', '.join(names)}"
+        )
     old = getattr(holder, path[0])
     if is_dataclass(old) and not isinstance(old, type):
         if len(path) == 1:

@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from ensbridge._aliases import upgrade_config
-from ensbridge.data.digits import Splits
 from ensbridge.data.examples import ImageSet
 from ensbridge.evaluation.evaluate import Evaluator, environment
-from ensbridge.evaluation.robustness import KEPT, add_corrupted, check_corrupted
+from ensbridge.evaluation.robustness import CORRUPTED_FILE, add_corrupted, check_corrupted
 from ensbridge.evaluation.scores import (
     ModelInfo,
     Row,
@@ -38,7 +37,7 @@ from ensbridge.experiments.table import HEADLINE, STAGES, TABLE_STAGES, experime
 from ensbridge.experiments.transitions import find_transitions
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.checkpoint import RunFolder
-from ensbridge.training.distributed import Engine, join
+from ensbridge.training.distributed import join
 from ensbridge.utils.devices import find_device
 from ensbridge.utils.files import locked, opened_folder, read_json, write_atomically
 from ensbridge.utils.progress import Stage, silent
@@ -90,14 +89,12 @@ def dry_run(
     _check_minutes(minutes)
     choose_device(device, recipe)
     jobs = experiment_of(recipe, seed=0).of_stages(stages)
-    return outline(jobs, recipe.train_images or _count_images(recipe))
-
-
-def _count_images(recipe: Recipe) -> int:
-    """How many training images there are; networks that cannot read them say so."""
-    data = recipe.load()
-    recipe.try_networks(data)
-    return len(data.train)
+    images = recipe.train_images
+    if not images:
+        data = recipe.load()
+        recipe.try_networks(data)
+        images = len(data.train)
+    return outline(jobs, images)
 
 
 def evaluate_run(
@@ -166,30 +163,23 @@ def _opened(
         recipe = plan.recipe() if isinstance(plan, Plan) else plan.check()
         chosen = choose_device(device, recipe)
         chosen = engine.start(chosen) if engine else chosen
-        folder, data = _open(plan, recipe, out, seed, train, chosen, engine)
-        run = Run(experiment_of(recipe, seed), folder, seed, data, progress, chosen, engine=engine)
+        with opened_folder(out) if train else nullcontext():  # before the data is loaded, which takes long
+            data = recipe.load()
+            recipe.try_networks(data)
 
-        def lock() -> None:
-            held.enter_context(locked(run.folder))
+        def begin() -> Path:
+            folder = _open_folder(plan, recipe, out, seed, train)
+            held.enter_context(locked(folder))
+            return folder
 
-        engine.broadcast(lock) if engine else lock()
-        yield run, recipe
+        folder = engine.broadcast(begin) if engine else begin()
+        data = data.to(chosen)
+        yield Run(experiment_of(recipe, seed), folder, seed, data, progress, chosen, engine=engine), recipe
         if engine:
             engine.wait()  # for what the first process writes
 
 
-def _open(
-    plan: Plan | Recipe,
-    recipe: Recipe,
-    out: Path,
-    seed: int,
-    train: bool,
-    device: torch.device,
-    engine: Engine | None,
-) -> tuple[Path, Splits]:
-    with opened_folder(out) if train else nullcontext():  # before the data is loaded, which may take long
-        data = recipe.load()
-        recipe.try_networks(data)
+def _open_folder(plan: Plan | Recipe, recipe: Recipe, out: Path, seed: int, train: bool) -> Path:
     in_words = isinstance(plan, Plan)
     named = plan if in_words else Plan(recipe.name, recipe.preset)
     described = describe(recipe)
@@ -204,18 +194,14 @@ def _open(
         kept = config["recipe"] if (out / HEADLINE).exists() else {}
         return config | {"recipe": config["recipe"] | later | kept}
 
-    def begin() -> Path:
-        if isinstance(plan, Plan) and (out / "config.json").is_file():
-            _check_schedule(out, plan)
-        folder = RunFolder(out, description, ignore=("plan",), upgrade=upgrade)
-        if train and in_words:  # the old words may be those of a recipe that has changed since
-            folder.describe(description)
-        elif train and (there := read_json(out / "config.json")).get("recipe") != description["recipe"]:
-            folder.describe(there | {"recipe": description["recipe"]})  # with what an earlier version lacks
-        return folder.path
-
-    folder = engine.broadcast(begin) if engine else begin()
-    return folder, data.to(device)
+    if isinstance(plan, Plan) and (out / "config.json").is_file():
+        _check_schedule(out, plan)
+    folder = RunFolder(out, description, ignore=("plan",), upgrade=upgrade)
+    if train and in_words:  # the old words may be those of a recipe that has changed since
+        folder.describe(description)
+    elif train and (there := read_json(out / "config.json")).get("recipe") != described:
+        folder.describe(there | {"recipe": described})  # with what an earlier version lacks
+    return folder.path
 
 
 def _check_schedule(out: Path, plan: Plan) -> None:
@@ -266,7 +252,7 @@ def _measure(run: Run, recipe: Recipe, plan: Plan, corrupted: Path | str | None)
         tradeoff=build_models(run, models, "tradeoff").measure(evaluator),
         capacity=build_models(run, models, "capacity").measure(evaluator),
     )
-    kept = run.folder / KEPT
+    kept = run.folder / CORRUPTED_FILE
     if corrupted is not None and run.is_first:
         everything, data, stage = {**ensembles, **rows.models}, run.data.test, run.progress
         scores = add_corrupted(scores, everything, corrupted, test=data, keep=kept, stage=stage)
@@ -323,10 +309,6 @@ def read_plan(out: Path) -> tuple[Plan, int]:
 
 
 def _settings(plan: Plan, recipe: Recipe) -> dict[str, Any]:
-    """What runs that are averaged have in common."""
-    return plan.settings() | {"digest": _digest(describe(recipe))}
-
-
-def _digest(description: dict[str, Any]) -> str:
-    """A short name for a recipe's whole content, so that runs of different content are not averaged."""
-    return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    """What runs that are averaged have in common; the digest is of the recipe's whole content."""
+    content = json.dumps(describe(recipe), sort_keys=True, default=str).encode()
+    return plan.settings() | {"digest": hashlib.sha256(content).hexdigest()[:12]}

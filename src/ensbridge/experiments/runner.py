@@ -51,7 +51,6 @@ class Run:
     engine: Engine | None = None  # of several processes that run it together
     members: Ensemble | None = None  # where they are given and no job trains them
     _finished: dict[str, Mapping[str, AbstractMethod]] = field(default_factory=dict)  # methods by job
-    _unfinished: dict[str, str] = field(default_factory=dict)  # jobs that could not be loaded, and why
     _shared: dict[str, nn.Module] = field(default_factory=dict)  # networks that several methods read
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -90,20 +89,17 @@ class Run:
         """Whether a job's last checkpoint is there."""
 
         def check() -> bool:
-            return seems_finished(self.path(job.folder), job.configs[0], len(self.data.train))
+            return seems_finished(self.path(job.folder), job.first_config, len(self.data.train))
 
         return self.engine.broadcast(check) if self.engine else check()
 
     def missing(self, folders: Sequence[str]) -> str | None:
         """What of these jobs, and of all that they need, cannot be loaded; None where everything can."""
         for job in self.experiment.needed(folders):
-            if job.folder not in self._unfinished:
-                try:
-                    self.methods(job.folder)
-                except IncompleteRun as error:
-                    self._unfinished[job.folder] = str(error)
-            if job.folder in self._unfinished:
-                return self._unfinished[job.folder]
+            try:
+                self.methods(job.folder)
+            except IncompleteRun as error:
+                return str(error)
         return None
 
     def train(self, jobs: Sequence[Job]) -> None:
@@ -150,7 +146,7 @@ class Run:
         """Train jobs that know nothing of each other, each process its share; then load the others'."""
         engine = self.engine
         assert engine
-        own_jobs = jobs[engine.rank :: engine.size]
+        jobs_here = jobs[engine.rank :: engine.size]
         alone = replace(self, engine=None)
 
         def advance_and_check(steps: int) -> None:
@@ -158,7 +154,7 @@ class Run:
             advance(steps)
 
         engine.run_independently(
-            lambda: side_by_side([alone._work([job]) for job in own_jobs], advance_and_check, 1),
+            lambda: side_by_side([alone._work([job]) for job in jobs_here], advance_and_check, 1),
             late=TimeBudgetExceeded,
         )
         for job in jobs:
@@ -169,7 +165,7 @@ class Run:
                 raise ValueError(
                     f"{error} where another process trained it; give an --out that all machines share"
                 ) from error
-            if job not in own_jobs:
+            if job not in jobs_here:
                 advance(job.total_steps(len(self.data.train)))
 
     def _load(self, job: Job) -> None:
@@ -192,28 +188,26 @@ class Run:
 
     def curves(self) -> tuple[Curve, ...]:
         """The training curves of what is finished."""
-        curves = [self._curve(spec) for spec in self.experiment.curves]
-        return tuple(curve for curve in curves if curve is not None)
+        curves = []
+        for spec in self.experiment.curves:
+            if self.is_finished(self.experiment.job(spec.folder)):
+                # A damaged log costs a picture, not the scores.
+                with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                    curves.append(self._read_curve(spec))
+        return tuple(curves)
 
-    def _curve(self, spec: CurveSpec) -> Curve | None:
-        if not self.is_finished(self.experiment.job(spec.folder)):
-            return None
-        # A damaged log costs a picture, not the scores.
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            lines = [
-                json.loads(line) for line in read_file(self.path(spec.folder) / "log.jsonl").splitlines()
-            ]
-            losses = [line["losses"][spec.method] if "losses" in line else line["loss"] for line in lines]
-            return parse_curve(
-                {
-                    "name": spec.label,
-                    "method": spec.info.method,
-                    "control": spec.info.control,
-                    "images": [line["images"] for line in lines],
-                    "loss": losses,
-                }
-            )
-        return None
+    def _read_curve(self, spec: CurveSpec) -> Curve:
+        lines = [json.loads(line) for line in read_file(self.path(spec.folder) / "log.jsonl").splitlines()]
+        losses = [line["losses"][spec.method] if "losses" in line else line["loss"] for line in lines]
+        return parse_curve(
+            {
+                "name": spec.label,
+                "method": spec.info.method,
+                "control": spec.info.control,
+                "images": [line["images"] for line in lines],
+                "loss": losses,
+            }
+        )
 
 
 def _chains(jobs: Sequence[Job]) -> list[list[Job]]:

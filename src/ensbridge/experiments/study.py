@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -24,6 +23,7 @@ from ensbridge.experiments.recipe import Recipe
 from ensbridge.experiments.run import NamedModels, build_models, choose_device, read_plan
 from ensbridge.experiments.runner import Run, one_thread
 from ensbridge.experiments.table import experiment_of
+from ensbridge.metrics import nll_per_image
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.utils.files import locked, open_folder, write_atomically
 from ensbridge.utils.progress import progress_bars, silent
@@ -36,6 +36,12 @@ class StudyResult:
     run: Run
     scores: dict[str, Scores]
     log_probs: dict[str, dict[str, Tensor]]  # by part, then by model; those of DE-1 … DE-M come first
+
+    def nlls(self, part: str) -> dict[str, Tensor]:
+        """Each model's NLL on every image of a part."""
+        labels = (self.run.data.test if part == "test" else self.run.data.val).labels
+        assert labels is not None
+        return {name: nll_per_image(values, labels.cpu()) for name, values in self.log_probs[part].items()}
 
 
 def run_study(
@@ -70,7 +76,9 @@ def run_study(
         for part, held in (("validation", data.val), ("test", data.test))[: 2 if final else 1]:
             scores[part], log_probs[part] = _measure(run, recipe, reference, models, part, held)
             write_atomically(folder / f"{part}.json", scores[part].to_json().encode())
-            write_atomically(folder / f"{part}.npz", _compressed(log_probs[part]))
+            arrays: dict[str, Any] = {name: values.half().numpy() for name, values in log_probs[part].items()}
+            np.savez_compressed(compressed := BytesIO(), **arrays)
+            write_atomically(folder / f"{part}.npz", compressed.getvalue())
     return StudyResult(run, scores, log_probs)
 
 
@@ -94,14 +102,6 @@ def _measure(
     return scores, {name: values.cpu() for name, values in log_probs.items()}
 
 
-def _compressed(log_probs: Mapping[str, Tensor]) -> bytes:
-    """An npz of log-probabilities in half precision."""
-    arrays: dict[str, Any] = {name: values.half().numpy() for name, values in log_probs.items()}
-    file = BytesIO()
-    np.savez_compressed(file, **arrays)
-    return file.getvalue()
-
-
 def load_members(folder: Path | str, recipe: Recipe) -> Ensemble:
     """The members whose weights lie in a folder as member-1.safetensors, member-2.safetensors, …."""
     folder = Path(folder)
@@ -110,11 +110,9 @@ def load_members(folder: Path | str, recipe: Recipe) -> Ensemble:
     missing = [path.name for path in paths if not path.exists()]
     if missing:
         raise ValueError(f"{folder} holds no {missing[0]}; give a folder with the weights of every member")
-    members = []
-    for path in paths:
-        net = recipe.member()
+    members = [recipe.member() for _ in paths]
+    for net, path in zip(members, paths, strict=True):
         net.load_state_dict(load_file(path))
-        members.append(net)
     return Ensemble(members).eval()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import nn
 
@@ -41,6 +42,19 @@ TABLE_STAGES = ("members", "distill", "headline", "baselines")  # what the quick
 HEADLINE = "headline"  # the folder of the headline's job
 
 
+class Part(NamedTuple):
+    """What a part of an experiment trains, measures and shows."""
+
+    jobs: list[Job]
+    models: list[TableModel]
+    curves: Sequence[CurveSpec] = ()
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of its jobs."""
+        return tuple(job.folder for job in self.jobs)
+
+
 def experiment_of(recipe: Recipe, seed: int) -> Experiment:
     """The whole experiment of a recipe.
 
@@ -49,45 +63,33 @@ def experiment_of(recipe: Recipe, seed: int) -> Experiment:
     >>> [job.folder for job in experiment.of_stages(["bridge"])][-2:]
     ['bridges', 'bridges-kl']
     """
-    members = member_jobs(recipe, seed, recipe.most_members)
-    curves = curve_jobs(recipe, seed, recipe.most_members - 1)
-    bridge_jobs, distilled, bridge_models, bridge_curves = _bridges(recipe, seed)
-    headline_jobs, headline_models = headline(recipe, seed)
-    baseline_jobs, baseline_models, baseline_curves = _baselines(recipe, seed)
-    tradeoff_jobs, tradeoff_models = tradeoff(recipe, seed)
-    capacity_jobs, capacity_models = capacity(recipe, seed)
-    first = members[0]
+    first, *others = member_jobs(recipe, seed, recipe.most_members)
     curve = CurveSpec(first.folder, next(iter(first.methods)), "DE-1", ModelInfo("DE"))
+    members = Part([first, *others], [], [curve])
+    curves = Part(curve_jobs(recipe, seed, recipe.most_members - 1), [])
+    parts = {
+        "distill": _bridges(recipe, seed),
+        "headline": headline(recipe, seed),
+        "baselines": _baselines(recipe, seed),
+        "tradeoff": tradeoff(recipe, seed),
+        "capacity": capacity(recipe, seed),
+    }
+    bridges, *figures = parts.values()
+    trained = [members, bridges, parts["headline"], curves, *figures[1:]]
+    measured = [parts["baselines"], bridges, parts["headline"], *figures[2:]]
     return Experiment(
-        jobs=(
-            *members,
-            *bridge_jobs,
-            *distilled,
-            *headline_jobs,
-            *curves,
-            *baseline_jobs,
-            *tradeoff_jobs,
-            *capacity_jobs,
-        ),
-        models=(*baseline_models, *bridge_models, *headline_models, *tradeoff_models, *capacity_models),
+        jobs=tuple(job for part in trained for job in part.jobs),
+        models=tuple(model for part in measured for model in part.models),
         stages={
             "members": member_folders(recipe, recipe.members),
-            "bridge": _folders(bridge_jobs),
-            "distill": _folders([*bridge_jobs, *distilled]),
-            "headline": _folders(headline_jobs),
-            "baselines": _folders(baseline_jobs),
-            "tradeoff": _folders(tradeoff_jobs),
-            "capacity": _folders(capacity_jobs),
+            "bridge": ("bridges", "bridges-kl"),
+            **{stage: part.folders for stage, part in parts.items()},
         },
-        curves=(curve, *bridge_curves, *baseline_curves),
+        curves=tuple(curve for part in trained for curve in part.curves),
     )
 
 
-def _folders(jobs: Sequence[Job]) -> tuple[str, ...]:
-    return tuple(job.folder for job in jobs)
-
-
-def _bridges(recipe: Recipe, seed: int) -> tuple[list[Job], list[Job], list[TableModel], list[CurveSpec]]:
+def _bridges(recipe: Recipe, seed: int) -> Part:
     """Bridges towards the target and towards all members, the same trained with KL, and their controls.
 
     With KL those that are averaged all stand for the target: they differ by their starts.
@@ -106,29 +108,33 @@ def _bridges(recipe: Recipe, seed: int) -> tuple[list[Job], list[Job], list[Tabl
     one, with_kl = one_step(recipe), one_step(recipe, "kl")
     several = replace(one, steps=recipe.bridge.num_steps)
     name, alike = slug(target), [slug(group, target) for group in groups]
-    models = [bridge_model(several, sampled.folder, [name])]
-    models += [bridge_model(one, last, [name])] if distilled else []
-    models.append(bridge_model(with_kl, kl.folder, [name]))
+    models = [
+        bridge_model(several, sampled.folder, [name]),
+        bridge_model(one, last, [name]),
+        bridge_model(with_kl, kl.folder, [name]),
+    ]
     count = len(groups)
     if count > 1:
         all_members = replace(one, members=members, bridges=count)
-        models += [bridge_model(all_members, last, [slug(group) for group in groups])] if distilled else []
+        models.append(bridge_model(all_members, last, [slug(group) for group in groups]))
         models.append(bridge_model(replace(with_kl, bridges=count), kl.folder, alike))
     for size in dict.fromkeys((1, count)):
         names = [slug(group, CONTROL) for group in groups[:size]]
-        if distilled:
-            models.append(bridge_model(replace(one, bridges=size).as_control(), last, names))
+        models.append(bridge_model(replace(one, bridges=size).as_control(), last, names))
         models.append(bridge_model(replace(with_kl, bridges=size).as_control(), kl.folder, names))
+    if not distilled:  # bridges that are sampled in one step have only the one row
+        models = [models[0], *(model for model in models if model.needs != (last,))]
     shown = [
         (sampled.folder, name, several),
         (sampled.folder, slug(groups[0], CONTROL), one.as_control()),
         (kl.folder, name, with_kl),
     ]
-    curves = [CurveSpec(*spec[:2], name_rows([spec[2]], recipe.target)[0], spec[2]) for spec in shown]
-    return [sampled, kl], distilled, models, curves
+    labels = [name_rows([info], recipe.target)[0] for _, _, info in shown]
+    curves = [CurveSpec(*spec[:2], label, spec[2]) for spec, label in zip(shown, labels, strict=True)]
+    return Part([sampled, kl, *distilled], models, curves)
 
 
-def _baselines(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel], list[CurveSpec]]:
+def _baselines(recipe: Recipe, seed: int) -> Part:
     """ED and EnD² on the members, and bridge networks, small and medium, on the source and its curves.
 
     Each of the two groups shares its teachers' passes; they have but the source in common, so that they are
@@ -136,14 +142,13 @@ def _baselines(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel], 
     """
     target, sizes = recipe.target, baseline_sizes(recipe)
     models: list[TableModel] = []
-    students = {}
-    for teachers in sizes:
-        mark = "" if teachers == target else f"-{teachers}"
+    students: dict[str, MethodSpec] = {}
+    marks = {teachers: "" if teachers == target else f"-{teachers}" for teachers in sizes}
+    for teachers, mark in marks.items():
         students |= student_specs(recipe, seed, teachers, mark)
     distilled = joint_jobs("baselines", "baselines", students, member_folders(recipe, max(sizes)))
     where = {name: job.folder for job in distilled for name in job.methods}
-    for teachers in sizes:
-        mark = "" if teachers == target else f"-{teachers}"
+    for teachers, mark in marks.items():
         models.append(student_model(ModelInfo("ED", teachers), where[f"ed{mark}"], f"ed{mark}"))
         models.append(student_model(ModelInfo("EnD2", teachers), where[f"end2{mark}"], f"end2{mark}"))
     # The share of the channels, and how many of each.
@@ -166,10 +171,10 @@ def _baselines(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel], 
             info = ModelInfo("BN", members, members - 1, 1, width=width)
             names = [f"{width}-{index + 1}" for index in range(members - 1)]
             models.append(network_model(info, bridged.folder, names))
-    return [*distilled, bridged], models, curves
+    return Part([*distilled, bridged], models, curves)
 
 
-def tradeoff(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
+def tradeoff(recipe: Recipe, seed: int) -> Part:
     """As many bridges as 2, 3, … members need: DBN with `target` members each, BN medium with one each."""
     most = recipe.most_members
     groups = {members: groups_for(recipe, members) for members in range(2, most + 1)}
@@ -188,10 +193,10 @@ def tradeoff(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
         names = [f"bn-{index}" for index in range(1, members)]
         info = ModelInfo("BN", members, members - 1, 1)
         models.append(network_model(info, where["bn-1"], names, "tradeoff"))
-    return jobs, models
+    return Part(jobs, models)
 
 
-def capacity(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
+def capacity(recipe: Recipe, seed: int) -> Part:
     """One network for 2, 3, … teachers: DBN, BN (towards the mean of its curves' centres), ED and EnD²."""
     most = recipe.most_members
     sizes = range(2, most + 1)
@@ -199,8 +204,7 @@ def capacity(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
     others: dict[str, MethodSpec] = {}
     for teachers in sizes:
         others |= student_specs(recipe, seed, teachers, f"-{teachers}")
-        network = bridge_network_spec(recipe, seed, range(1, teachers), 1.0, "medium", 0)
-        others[f"bn-{teachers}"] = network
+        others[f"bn-{teachers}"] = bridge_network_spec(recipe, seed, range(1, teachers), 1.0, "medium", 0)
     jobs, last, where = _jobs(recipe, seed, "capacity", bridges, others)
     models = []
     for teachers in sizes:
@@ -212,7 +216,7 @@ def capacity(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
             student_model(ModelInfo("ED", teachers), where[ed], ed, "capacity"),
             student_model(ModelInfo("EnD2", teachers), where[end2], end2, "capacity"),
         ]
-    return jobs, models
+    return Part(jobs, models)
 
 
 def _jobs(
@@ -228,7 +232,7 @@ def _jobs(
     return [sampled, *distilled, *baselines], (distilled or [sampled])[-1].folder, where
 
 
-def headline(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
+def headline(recipe: Recipe, seed: int) -> Part:
     """The model that a report is about, a source distilled from the ensemble with a bridge beside it.
 
     It is what `compress` makes of the members where validation prefers it: on digits cross-validation did
@@ -237,7 +241,7 @@ def headline(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
     Recipes without a `headline_fit` have none.
     """
     if recipe.headline_fit is None:
-        return [], []
+        return Part([], [])
     teachers = recipe.headline_teachers or recipe.target
     specs = {
         "distilled": _headline_spec(recipe, recipe.headline_fit, seed, teachers),
@@ -246,20 +250,16 @@ def headline(recipe: Recipe, seed: int) -> tuple[list[Job], list[TableModel]]:
     job = Job(HEADLINE, HEADLINE, specs, member_folders(recipe, teachers))
     base = recipe.headline_temperature
     pair = replace(one_step(recipe, "kl"), members=teachers, source="distilled", source_temperature=base)
+
+    def source(run: Run) -> nn.Module:
+        return checked(run.methods(HEADLINE)["distilled"], JointDistillation).source
+
     models = [
-        TableModel(
-            ModelInfo("ED", teachers, tau=1.0),
-            (HEADLINE,),
-            lambda run: _method(run, "distilled").source,
-        ),
-        TableModel(pair, (HEADLINE,), lambda run: _method(run, "distilled").model(), headline=True),
-        TableModel(pair.as_control(), (HEADLINE,), lambda run: _method(run, "control").model()),
+        TableModel(ModelInfo("ED", teachers, tau=1.0), (HEADLINE,), source),
+        replace(student_model(pair, HEADLINE, "distilled"), headline=True),
+        student_model(pair.as_control(), HEADLINE, "control"),
     ]
-    return [job], models
-
-
-def _method(run: Run, name: str) -> JointDistillation:
-    return checked(run.methods(HEADLINE)[name], JointDistillation)
+    return Part([job], models)
 
 
 def _headline_spec(recipe: Recipe, distil: FitConfig, seed: int, teachers: int) -> MethodSpec:

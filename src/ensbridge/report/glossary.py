@@ -8,7 +8,7 @@ from collections.abc import Callable
 from markupsafe import Markup, escape
 
 from ensbridge.evaluation.scores import COLUMNS, Kind, Summary
-from ensbridge.report.tables import uncertainty_terms
+from ensbridge.report.tables import uncertainty_tables
 
 Entry = tuple[str, str, str]  # the anchor, the term, what it means
 
@@ -48,6 +48,28 @@ _ROWS: dict[Kind, tuple[str, str]] = {
         " beyond it is due to the ensemble.",
     ),
 }
+_UNCERTAINTY = {
+    "AURC": "Area under the risk-coverage curve, by MSP: the error rate of the accepted images, mean"
+    " over every share of the images that may be accepted. Lower is better.",
+    "AUGRC": "Area under the generalised risk-coverage curve, by MSP: as AURC, but of errors among all"
+    " images, so that each error weighs the same. Lower is better.",
+    "LAC": "Least ambiguous sets: conformal prediction sets of all classes that are probable enough;"
+    " they are the smallest on average.",
+    "APS": "Adaptive prediction sets: conformal sets that are larger for harder images; randomised.",
+    "coverage": "Share of the test images whose prediction set holds their label, in percent.",
+    "set size": "Mean number of classes in a prediction set. Lower is better at the same coverage.",
+    "OOD": "Out of distribution: images of a set that the model was not made for.",
+    "AUROC": "Probability that an OOD image has a higher score than a test image, in percent: 50 is"
+    " chance, 100 is best.",
+    "FPR95": "Share of the OOD images that pass where 95 % of the test images pass, in percent. Lower"
+    " is better.",
+    "MSP": "Score of uncertainty: one minus the largest probability.",
+    "entropy": "Score of uncertainty: the entropy of the prediction.",
+    "MI": "Score of uncertainty of an ensemble: mutual information, the part of its entropy that"
+    " the members disagree about.",
+    "disagreement": "Score of a bridge: total variation between the source’s prediction and the model’s. It"
+    " is not the disagreement of an ensemble’s members.",
+}
 _WORDS = (
     ("KL", "Kullback–Leibler divergence between two predictions, in nats; also the loss that is one."),
     ("T", "Temperature: what logits are divided by before they become probabilities."),
@@ -64,7 +86,7 @@ def glossary(summary: Summary) -> dict[str, list[Entry]]:
     kinds = {
         "Columns": columns,
         "Rows": rows,
-        "Uncertainty": uncertainty_terms(summary),
+        "Uncertainty": tuple(_UNCERTAINTY.items()) if uncertainty_tables(summary) else (),
         "Other words": _WORDS,
     }
     return {

@@ -54,16 +54,19 @@ def headline(summary: Summary) -> str:
     name += f", “{bridge.model}”"
     cost = f"×{row.macs_ratio:.2f} the cost"
     both = _common(bridge, ensemble(summary, 1))
-    if both is not None and _mean(both.ours, "nll") >= _mean(both.theirs, "nll"):
+    nlls = None if both is None else (_mean(both.ours, "nll"), _mean(both.theirs, "nll"))
+    if nlls is not None and nlls[0] >= nlls[1]:
         return (
-            f"{name} does not beat one network alone: NLL {_mean(both.ours, 'nll'):.3f} against"
-            f" {_mean(both.theirs, 'nll'):.3f}, at {cost} (lower NLL is better)."
+            f"{name} does not beat one network alone: NLL {nlls[0]:.3f} against {nlls[1]:.3f}, at {cost}"
+            " (lower NLL is better)."
         )
-    gap, error = bridge.mean("gap"), _gap_error(bridge)
-    if gap is None and both is not None and (worthless := _no_better(summary)):
+    # Over seeds or, with one run, over test images; None where neither is known.
+    error = bridge.first.gap_error if len(bridge.values("gap")) == 1 else bridge.spread("gap")
+    gap = bridge.mean("gap")
+    if gap is None and nlls is not None and (worthless := _no_better(summary)):
         return (
-            f"{name} has an NLL of {_mean(both.ours, 'nll'):.3f} against {_mean(both.theirs, 'nll'):.3f} of"
-            f" one network alone, at {cost}; {worthless}, so no number of members can be named."
+            f"{name} has an NLL of {nlls[0]:.3f} against {nlls[1]:.3f} of one network alone, at {cost};"
+            f" {worthless}, so no number of members can be named."
         )
     if gap is not None and error is not None and gap < CLEAR * error:
         return (
@@ -82,17 +85,13 @@ def headline(summary: Summary) -> str:
 
 def _cheaper_and_better(summary: Summary, bridge: Group) -> list[str]:
     """What the table's own front says against the bridge: models of no higher cost and a lower NLL."""
-    better = [
-        group
+    return [
+        f"{group.model} has a lower NLL, {_mean(group, 'nll'):.3f} against {_mean(bridge, 'nll'):.3f}, at"
+        f" ×{group.first.macs_ratio:.2f}."
         for group in summary.rows
         if group.kind not in ("DE", "control")
         and group.first.macs_ratio <= bridge.first.macs_ratio
         and _mean(group, "nll") < _mean(bridge, "nll")
-    ]
-    return [
-        f"{group.model} has a lower NLL, {_mean(group, 'nll'):.3f} against {_mean(bridge, 'nll'):.3f}, at"
-        f" ×{group.first.macs_ratio:.2f}."
-        for group in better
     ]
 
 
@@ -126,7 +125,10 @@ def control_sentence(summary: Summary) -> str:
         return f"{sentence}; {unsettled}, so the ensemble’s own share is not settled by this."
     if _members(both.theirs) == _members(both.ours):
         return f"{sentence} too; the ensemble itself lowers NLL from {theirs:.3f} to {ours:.3f}."
-    return f"{sentence}; the ensemble itself adds the rest{_measured_gain(both.ours)}."
+    gain, error = both.ours.first.nll_gain_over_control, both.ours.first.nll_gain_over_control_se
+    known = len(both.ours.rows) == 1 and gain is not None and error is not None
+    measured = f", {gain:.4f} ± {error:.4f} of NLL" if known else ""
+    return f"{sentence}; the ensemble itself adds the rest{measured}."
 
 
 def ensemble(summary: Summary, members: int) -> Group | None:
@@ -206,19 +208,6 @@ def _no_better(summary: Summary) -> str:
     failed = sum(row.nll >= alone.nll - ROUNDING for row, alone in pairs)
     which = "" if failed == len(pairs) else f" in {failed} of {len(pairs)} runs"
     return f"{_target(summary)} itself is no better than one network{which}" if failed else ""
-
-
-def _measured_gain(bridge: Group) -> str:
-    """How much lower the bridge's NLL is than its control's, where one run has measured it."""
-    gain, error = bridge.first.nll_gain_over_control, bridge.first.nll_gain_over_control_se
-    return (
-        "" if len(bridge.rows) > 1 or gain is None or error is None else f", {gain:.4f} ± {error:.4f} of NLL"
-    )
-
-
-def _gap_error(group: Group) -> float | None:
-    """The spread over seeds, or with one run the error over test images; None where neither is known."""
-    return group.first.gap_error if len(group.values("gap")) == 1 else group.spread("gap")
 
 
 def _mean(group: Group, name: str) -> float:

@@ -19,6 +19,7 @@ from ensbridge.report.tables import (
     comparison,
     corruption_notes,
     corruption_tables,
+    seeds_text,
     source,
     uncertainty_tables,
 )
@@ -43,7 +44,7 @@ def render_page(summary: Summary, figures: Sequence[Figure], severity: Figure) -
         summary=summary,
         first=summary.first,
         several=len(summary.runs) > 1,
-        seeds=_seeds(summary),
+        seeds=seeds_text(summary),
         light=variables(dark=False),
         dark=variables(dark=True),
         headline=_unbroken(headline(summary)),
@@ -83,11 +84,6 @@ def _unbroken(text: str) -> str:
 def _short_parts_whole(name: str) -> str:
     """Keep what stands in brackets on one line, where a narrow column has room for it."""
     return re.sub(r"\([^()]{,12}\)", lambda part: part[0].replace(" ", "\u00a0"), _unbroken(name))
-
-
-def _seeds(summary: Summary) -> str:
-    names = ", ".join(map(str, summary.seeds))
-    return f"seed {names}" if len(summary.seeds) == 1 else f"seeds {names}"
 
 
 def _environments(summary: Summary) -> list[tuple[str, str]]:

@@ -54,6 +54,11 @@ class TextTable:
         return TextTable(self.heading, ((title, tuple(headings[i] for i in order)),), rows, self.notes)
 
 
+def seeds_text(summary: Summary) -> str:
+    """The seeds in words."""
+    return f"seed{'s' if len(summary.seeds) > 1 else ''} {', '.join(map(str, summary.seeds))}"
+
+
 # ------------------------------------------------------------------------------ the paper's numbers
 
 NOTE = (
@@ -90,15 +95,6 @@ class PaperRow:
     brier_sd: float | None = None
 
 
-@dataclass(frozen=True)
-class PaperCapacity:
-    """One DBN of the paper, trained towards so many members."""
-
-    members: int
-    acc: float
-    dee: float
-
-
 def paper_rows(dataset: str) -> tuple[PaperRow, ...]:
     """Return the paper's rows for a data set, none where it has none.
 
@@ -110,9 +106,9 @@ def paper_rows(dataset: str) -> tuple[PaperRow, ...]:
     return tuple(PaperRow(**row) for row in _document()["rows"].get(dataset, ()))
 
 
-def paper_capacity(dataset: str) -> tuple[PaperCapacity, ...]:
-    """Return the paper's single DBN by number of teachers, none where it has none."""
-    return tuple(PaperCapacity(**row) for row in _document()["capacity"].get(dataset, ()))
+def paper_capacity(dataset: str) -> list[dict[str, Any]]:
+    """Return members, ACC and DEE of the paper's single DBN by number of teachers, none where it has none."""
+    return _document()["capacity"].get(dataset, [])
 
 
 def source() -> str:
@@ -210,24 +206,24 @@ def corruption_tables(summary: Summary) -> tuple[TextTable, ...]:
 def corruption_notes(summary: Summary) -> tuple[str, ...]:
     """What a reader must know of the numbers: whose images they are of, and what the means are."""
     beside = any(table.has_paper for table in corruption_tables(summary))
-    said = ["Each corruption counts the same; cNLL is at the temperature that was fitted on clean images."]
+    notes = ["Each corruption counts the same; cNLL is at the temperature that was fitted on clean images."]
     if len(summary.runs) > 1:
-        said.append("± is the standard deviation over seeds.")
+        notes.append("± is the standard deviation over seeds.")
     made_by = next((run.corrupted_set.made_by for run in summary.runs if run.corrupted_set), None)
     if made_by is not None and made_by.startswith("ensbridge"):
-        said.append(
+        notes.append(
             "The images are ensbridge’s own regeneration of the corruptions from the clean test split, frost"
             " from generated textures: they are not bit-comparable with the published set"
             + (", on which the paper’s numbers are." if beside else ".")
         )
     elif all(run.corrupted_set is None for run in summary.runs):
-        said.append("Which set of corrupted images these are is not known.")
+        notes.append("Which set of corrupted images these are is not known.")
     else:
-        said.append(
+        notes.append(
             f"The images were not made by ensbridge ({made_by or 'no manifest is beside them'})"
             + ("; the paper’s numbers are on the published set." if beside else ".")
         )
-    return tuple(said)
+    return tuple(notes)
 
 
 def _corrupted_table(
@@ -277,28 +273,6 @@ SCORE_LABELS: dict[ImageScore, str] = {
     "mutual_information": "MI",
     "disagreement": "disagreement",
 }
-UNCERTAINTY_TERMS = {
-    "AURC": "Area under the risk-coverage curve, by MSP: the error rate of the accepted images, mean"
-    " over every share of the images that may be accepted. Lower is better.",
-    "AUGRC": "Area under the generalised risk-coverage curve, by MSP: as AURC, but of errors among all"
-    " images, so that each error weighs the same. Lower is better.",
-    "LAC": "Least ambiguous sets: conformal prediction sets of all classes that are probable enough;"
-    " they are the smallest on average.",
-    "APS": "Adaptive prediction sets: conformal sets that are larger for harder images; randomised.",
-    "coverage": "Share of the test images whose prediction set holds their label, in percent.",
-    "set size": "Mean number of classes in a prediction set. Lower is better at the same coverage.",
-    "OOD": "Out of distribution: images of a set that the model was not made for.",
-    "AUROC": "Probability that an OOD image has a higher score than a test image, in percent: 50 is"
-    " chance, 100 is best.",
-    "FPR95": "Share of the OOD images that pass where 95 % of the test images pass, in percent. Lower"
-    " is better.",
-    "MSP": "Score of uncertainty: one minus the largest probability.",
-    "entropy": "Score of uncertainty: the entropy of the prediction.",
-    "MI": "Score of uncertainty of an ensemble: mutual information, the part of its entropy that"
-    " the members disagree about.",
-    "disagreement": "Score of a bridge: total variation between the source’s prediction and the model’s. It"
-    " is not the disagreement of an ensemble’s members.",
-}
 
 
 def uncertainty_tables(summary: Summary) -> tuple[TextTable, ...]:
@@ -310,29 +284,21 @@ def uncertainty_tables(summary: Summary) -> tuple[TextTable, ...]:
     return (_selective(groups), *(_detection(groups, name) for name in names))
 
 
-def uncertainty_terms(summary: Summary) -> tuple[tuple[str, str], ...]:
-    """The words of the section for the glossary; none where it is not shown."""
-    return tuple(UNCERTAINTY_TERMS.items()) if uncertainty_tables(summary) else ()
-
-
 def _measured(group: Group) -> list[Uncertainty]:
     return [row.uncertainty for row in group.rows if row.uncertainty is not None]
 
 
 def _selective(groups: list[Group]) -> TextTable:
-    methods = dict.fromkeys(
-        (s.method, s.alpha) for group in groups for run in _measured(group) for s in run.sets
-    )
+    every = [sets for group in groups for run in _measured(group) for sets in run.sets]
+    kinds = dict.fromkeys((sets.method, sets.alpha) for sets in every)
     blocks = [("selective risk, ×1000", ("AURC", "AUGRC"))]
-    blocks += [
-        (f"{method.upper()} sets for {100 * (1 - alpha):g} %", ("coverage", "set size"))
-        for method, alpha in methods
-    ]
+    for method, alpha in kinds:
+        blocks.append((f"{method.upper()} sets for {100 * (1 - alpha):g} %", ("coverage", "set size")))
     rows = []
     for group in groups:
         runs = _measured(group)
         cells = [_cell(1000 * getattr(run, name) for run in runs) for name in ("aurc", "augrc")]
-        for kind in methods:
+        for kind in kinds:
             sets = [s for run in runs for s in run.sets if (s.method, s.alpha) == kind]
             cells += [_cell(100 * s.coverage for s in sets), _cell(s.size for s in sets)]
         rows.append(TextRow(group.model, tuple(cells)))
@@ -345,8 +311,8 @@ def _detection(groups: list[Group], images: str) -> TextTable:
         cells = []
         for name in ("auroc", "fpr95"):
             for score in SCORE_LABELS:
-                detections = [d for run in _measured(group) for d in run.ood]
-                detections = [d for d in detections if (d.images, d.score) == (images, score)]
+                every = [d for run in _measured(group) for d in run.ood]
+                detections = [d for d in every if (d.images, d.score) == (images, score)]
                 error = detections[0].auroc_se if name == "auroc" and len(detections) == 1 else None
                 text = _cell(100 * getattr(d, name) for d in detections)
                 cells.append(text if error is None else f"{text} ± {100 * error:.2f}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensbridge.evaluation.scores import Summary, parse_scores, summarise
+from ensbridge.report.tables import seeds_text
 from ensbridge.utils.files import open_folder, open_inner_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -57,9 +58,8 @@ def _data(plot: Plot, summary: Summary) -> tuple[dict[str, Any] | None, str]:
         command = f"ensbridge train {recipe} --stage {plot.stage}"
         advice = f"{command} trains them, ensbridge evaluate measures them."
         return None, f"Left out: {lack} no such rows; {advice}"
-    seeds = ", ".join(map(str, kept.seeds))
-    which = f"seed {seeds}" if len(kept.seeds) == 1 else f"seeds {seeds}"
     here = "this run" if one else "these runs"
+    which = seeds_text(kept)
     return data, f"From the {kept.dataset} runs that ship with the package ({which}), not from {here}."
 
 

@@ -57,12 +57,8 @@ def dee_cell(group: Group) -> str:
     values, bound = group.values("dee"), ">" if group.dee_is_bound else ""
     if all(isinstance(row.dee, str) for row in group.rows):
         return f">{min(values):g}"
-    exact = group.kind == "DE" or len(values) == 1
-    return (
-        f"{bound}{group.mean('dee'):.2f}"
-        if exact
-        else f"{bound}{group.mean('dee'):.2f} ± {group.spread('dee'):.2f}"
-    )
+    text = f"{bound}{group.mean('dee'):.2f}"
+    return text if group.kind == "DE" or len(values) == 1 else f"{text} ± {group.spread('dee'):.2f}"
 
 
 def _gap(group: Group) -> str:
@@ -126,11 +122,7 @@ COLUMNS: tuple[Column, ...] = (
         " the ensembles of the same run; “<1” is worse than one network. “>” marks a lower bound, where a"
         " run is better than the largest ensemble measured and counts as that.",
     ),
-    Column(
-        "gap",
-        _gap,
-        _gap_meaning,
-    ),
+    Column("gap", _gap, _gap_meaning),
 )
 
 

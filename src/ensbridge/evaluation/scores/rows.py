@@ -19,12 +19,12 @@ Width = Literal["small", "medium"]
 Source = Literal["member", "distilled"]
 ImageScore = Literal["msp", "entropy", "mutual_information", "disagreement"]  # of uncertainty
 
-MOST = 2**63 - 1  # beyond it whole numbers are no longer those of arrays
+MAX_INT = 2**63 - 1  # beyond it whole numbers are no longer those of arrays
 
 # Numbers beyond these cannot be drawn.
-Seed = Annotated[int, Range(-MOST, MOST)]
-Whole = Annotated[int, Range(0, MOST)]
-Count = Annotated[int, Range(1, MOST)]
+Seed = Annotated[int, Range(-MAX_INT, MAX_INT)]
+Whole = Annotated[int, Range(0, MAX_INT)]
+Count = Annotated[int, Range(1, MAX_INT)]
 Few = Annotated[int, Range(0, 10**6)]
 Members = Annotated[int, Range(1, 10**6)]
 Severity = Annotated[int, Range(1, 5)]
@@ -92,8 +92,20 @@ class Uncertainty:
     ood: tuple[Detection, ...] = ()
 
 
+class _OfMethod:
+    """What is of a method, or is its control."""
+
+    method: Method
+    control: bool
+
+    @property
+    def kind(self) -> Kind:
+        """The method, or that it is a control."""
+        return "control" if self.control else self.method
+
+
 @dataclass(frozen=True)
-class ModelInfo:
+class ModelInfo(_OfMethod):
     """What a model is: by this rows are matched, and from it their printed names are made.
 
     >>> ModelInfo("DBN", members=3, bridges=1, steps=1, loss="kl").as_control().members
@@ -105,18 +117,11 @@ class ModelInfo:
     bridges: Few = 0
     steps: Few = 0
     loss: Loss | None = None  # of diffusion bridges: the paper's regression, or KL; None where unknown
-    source_temperature: Temperature | None = (
-        None  # of diffusion bridges: by what the source's logits are divided
-    )
+    source_temperature: Temperature | None = None  # of diffusion bridges: what divides the source's logits
     control: bool = False  # a bridge with the source alone as its target
     width: Width | None = None  # of bridge networks
     source: Source = "member"  # what bridges run beside: the first member, or a network distilled
     tau: Temperature | None = None  # of distillation, where it is not the only one
-
-    @property
-    def kind(self) -> Kind:
-        """The method, or that it is a control."""
-        return "control" if self.control else self.method
 
     def as_control(self) -> ModelInfo:
         """What the control of a bridge is: all the same, but that it has the source alone as its target."""
@@ -124,7 +129,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(_OfMethod):
     """One model's scores on the test split."""
 
     model: Name
@@ -167,11 +172,6 @@ class Row:
         """What the model is."""
         return ModelInfo(**{field.name: getattr(self, field.name) for field in fields(ModelInfo)})
 
-    @property
-    def kind(self) -> Kind:
-        """The method, or that it is a control."""
-        return self.info.kind
-
 
 def find_control(bridge: Row, rows: Iterable[Row]) -> Row | None:
     """The row of the control that was trained as one bridge or several were."""
@@ -194,7 +194,7 @@ class Transition:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(_OfMethod):
     """A training loss over the images seen."""
 
     name: Name
@@ -202,11 +202,6 @@ class Curve:
     images: tuple[Whole, ...]
     loss: tuple[LossValue, ...]
     control: bool = False
-
-    @property
-    def kind(self) -> Kind:
-        """The method, or that it is a control."""
-        return "control" if self.control else self.method
 
 
 @dataclass(frozen=True)
@@ -308,21 +303,23 @@ def _label(model: ModelInfo) -> str:
 def _name(model: ModelInfo, target: int | None, temperature: bool = False) -> str:
     if model.method == "DE":
         return f"DE-{model.members}"
-    said = []
+    details = []
     if model.method == "DBN":
         if model.source == "distilled":
-            said.append("distilled source")
+            details.append("distilled source")
         elif model.loss == "kl":
-            said.append("KL")
-        said += [f"{model.steps} steps"] if model.steps > 1 else []
-        warm = temperature and model.source_temperature is not None
-        said += [f"T = {model.source_temperature:g}"] if warm else []
-    said += [f"τ = {model.tau:g}"] if model.tau is not None else []
+            details.append("KL")
+        if model.steps > 1:
+            details.append(f"{model.steps} steps")
+        if temperature and model.source_temperature is not None:
+            details.append(f"T = {model.source_temperature:g}")
+    if model.tau is not None:
+        details.append(f"τ = {model.tau:g}")
     if not model.control and model.members != target and model.width is None:
-        said.append(f"DE-{model.members}")
+        details.append(f"DE-{model.members}")
     words = [_label(model)]
     if model.bridges > 1 or (model.bridges and not model.control):
         words.insert(0, f"+{model.bridges}")
     words += [model.width] if model.width else []
-    words += [f"({', '.join(said)})"] if said else []
+    words += [f"({', '.join(details)})"] if details else []
     return " ".join(words)

@@ -139,20 +139,6 @@ class CorruptedGroup(OverRuns):
         return CorruptedGroup(tuple(tuple(filter(wanted, rows)) for rows in self.rows), self.runs)
 
 
-def group_corrupted(runs: Sequence[Sequence[CorruptedRow]]) -> tuple[CorruptedGroup, ...]:
-    """One group for each model, over the runs that measured it."""
-    by_model: dict[str, list[tuple[CorruptedRow, ...]]] = {}
-    for rows in runs:
-        for model in dict.fromkeys(row.model for row in rows):
-            by_model.setdefault(model, []).append(tuple(row for row in rows if row.model == model))
-    return tuple(CorruptedGroup(tuple(group), len(runs)) for group in by_model.values())
-
-
-def images_of(rows: Sequence[CorruptedRow]) -> dict[tuple[int, str], str]:
-    """The digest of the images behind each severity and corruption."""
-    return {(row.severity, row.corruption): row.images for row in rows}
-
-
 @dataclass(frozen=True)
 class Summary:
     """Runs of one experiment that differ by their seeds."""
@@ -204,7 +190,12 @@ class Summary:
     @property
     def corrupted(self) -> tuple[CorruptedGroup, ...]:
         """One group for each model under corruptions, over the runs that measured it."""
-        return group_corrupted([run.corrupted for run in self.runs])
+        by_model: dict[str, list[tuple[CorruptedRow, ...]]] = {}
+        for run in self.runs:
+            for model in dict.fromkeys(row.model for row in run.corrupted):
+                rows = tuple(row for row in run.corrupted if row.model == model)
+                by_model.setdefault(model, []).append(rows)
+        return tuple(CorruptedGroup(tuple(group), len(self.runs)) for group in by_model.values())
 
     def table(self) -> str:
         """The rows as plain aligned text, names to the left and numbers to the right."""
@@ -222,11 +213,11 @@ class Summary:
         return "\n".join([join(lines[0]), rule, *map(join, lines[1:])])
 
     def _groups(self, part: str) -> tuple[Group, ...]:
-        runs: list[tuple[int, Sequence[Row]]] = [(run.seed, getattr(run, part)) for run in self.runs]
         by_name: dict[tuple[str, int], list[tuple[Row, int]]] = {}
-        for row, seed in ((row, seed) for seed, rows in runs for row in rows):
-            by_name.setdefault((row.model, row.members), []).append((row, seed))
-        count = sum(bool(rows) for _, rows in runs)
+        for run in self.runs:
+            for row in getattr(run, part):
+                by_name.setdefault((row.model, row.members), []).append((row, run.seed))
+        count = sum(bool(getattr(run, part)) for run in self.runs)
         return tuple(
             Group(tuple(row for row, _ in group), tuple(seed for _, seed in group), count)
             for group in by_name.values()
@@ -250,33 +241,7 @@ def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None, main: 
     names = names or [f"run {number}" for number in range(1, len(runs) + 1)]
     seen: dict[int, str] = {}
     for run, name in zip(runs, names, strict=True):
-        first, of_first = runs[0], names[0]
-        if run.dataset != first.dataset:
-            raise ValueError(
-                f"{of_first} is on {first.dataset} and {name} on {run.dataset}; give runs of one data set"
-            )
-        if run.class_names != first.class_names:
-            raise ValueError(
-                f"{of_first} has the classes {', '.join(first.class_names[:5])}… and {name} others; "
-                "give runs of one data set"
-            )
-        here, there = run.settings or {}, first.settings or {}
-        if here != there:
-            key = next(key for key in [*there, *here] if here.get(key) != there.get(key))
-            if key in ("schedule", "digest") and None in (here.get("schedule"), there.get("schedule")):
-                raise ValueError(
-                    f"{of_first} and {name} were measured by other versions, or with other contents, of "
-                    "their recipe; measure both again with ensbridge evaluate"
-                )
-            raise ValueError(
-                f"{of_first} and {name} differ in their {key} ({there.get(key)} and {here.get(key)}); "
-                "give runs that differ by their seed alone"
-            )
-        if run.target != first.target:
-            raise ValueError(
-                f"{of_first} and {name} differ in what their gap is measured to "
-                f"({_target(first)} and {_target(run)}); give runs that differ by their seed alone"
-            )
+        _check_alike(runs[0], run, names[0], name)
         if run.seed in seen:
             raise ValueError(
                 f"{seen[run.seed]} and {name} both have seed {run.seed}; give each seed once, "
@@ -292,17 +257,47 @@ def summarise(runs: Sequence[Scores], names: Sequence[str] | None = None, main: 
     return summary
 
 
+def _check_alike(first: Scores, run: Scores, of_first: str, name: str) -> None:
+    """Refuse two runs that differ by more than their seed."""
+    if run.dataset != first.dataset:
+        raise ValueError(
+            f"{of_first} is on {first.dataset} and {name} on {run.dataset}; give runs of one data set"
+        )
+    if run.class_names != first.class_names:
+        raise ValueError(
+            f"{of_first} has the classes {', '.join(first.class_names[:5])}… and {name} others; "
+            "give runs of one data set"
+        )
+    here, there = run.settings or {}, first.settings or {}
+    if here != there:
+        key = next(key for key in [*there, *here] if here.get(key) != there.get(key))
+        if key in ("schedule", "digest") and None in (here.get("schedule"), there.get("schedule")):
+            raise ValueError(
+                f"{of_first} and {name} were measured by other versions, or with other contents, of "
+                "their recipe; measure both again with ensbridge evaluate"
+            )
+        raise ValueError(
+            f"{of_first} and {name} differ in their {key} ({there.get(key)} and {here.get(key)}); "
+            "give runs that differ by their seed alone"
+        )
+    if run.target != first.target:
+        targets = " and ".join("not said" if n is None else f"DE-{n}" for n in (first.target, run.target))
+        raise ValueError(
+            f"{of_first} and {name} differ in what their gap is measured to ({targets}); give runs that "
+            "differ by their seed alone"
+        )
+
+
 def _check_corrupted(runs: Sequence[Scores], names: Sequence[str]) -> None:
     """Refuse runs that were measured on different corrupted images."""
-    measured = [(run, name) for run, name in zip(runs, names, strict=True) if run.corrupted]
-    for run, name in measured[1:]:
-        first, of_first = measured[0]
-        if images_of(run.corrupted) != images_of(first.corrupted):
+    measured = [
+        (name, {(row.severity, row.corruption): row.images for row in run.corrupted})
+        for run, name in zip(runs, names, strict=True)
+        if run.corrupted
+    ]
+    for name, images in measured:
+        if images != measured[0][1]:
             raise ValueError(
-                f"{of_first} and {name} were measured on different corrupted images; "
+                f"{measured[0][0]} and {name} were measured on different corrupted images; "
                 "evaluate both with the same --corrupted"
             )
-
-
-def _target(run: Scores) -> str:
-    return "not said" if run.target is None else f"DE-{run.target}"

@@ -14,7 +14,7 @@ from ensbridge.report.style import look
 Data = dict[str, Any]
 
 _LOG_FROM = 20.0  # losses that span more than this factor are drawn on a logarithmic axis
-_LEAST = 1e-12  # below it a loss is nought, which such an axis does not have
+_MIN_LOSS = 1e-12  # below it a loss is nought, which such an axis does not have
 
 
 def data(summary: Summary) -> Data | None:
@@ -58,8 +58,8 @@ def draw(data: Data, width: int) -> Sheet:
     narrow = width <= NARROW
     columns = 2 if narrow else 4
     space = Margins(left=42, right=10, top=46, bottom=46, gap_x=54, gap_y=94)
-    sheet, panels = Sheet.of_panels(width, len(data["curves"]), columns, 92, space)
-    for number, (axes, curve) in enumerate(zip(panels, data["curves"], strict=True)):
+    sheet = Sheet(width, len(data["curves"]), columns, 92, space)
+    for number, (axes, curve) in enumerate(zip(sheet.panels, data["curves"], strict=True)):
         style = look(curve["kind"])
         thousands = [images / 1000 for images in curve["images"]]
         if len(data["seeds"]) > 1:
@@ -88,7 +88,7 @@ def draw(data: Data, width: int) -> Sheet:
 
 def _is_logarithmic(curve: Data) -> bool:
     low, high = min(curve["low"]), max(curve["high"])
-    return low > _LEAST and high > _LOG_FROM * low
+    return low > _MIN_LOSS and high > _LOG_FROM * low
 
 
 def _curve(runs: list[Curve]) -> Data:

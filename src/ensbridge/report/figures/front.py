@@ -75,7 +75,8 @@ def draw(data: Data, width: int) -> Sheet:
     stairs = Line2D([], [], color=SOFT, alpha=0.35, lw=5, label="Pareto front")
     handles = [*(handle(kind) if kind == "DE" else handle(kind, linestyle="") for kind in kinds), stairs]
     space = Margins(left=44, right=18, top=34, bottom=50)
-    sheet, (axes,) = Sheet.of_panels(width, 1, 1, 400, space, handles, 2 if width <= NARROW else 4)
+    sheet = Sheet(width, 1, 1, 400, space, handles, 2 if width <= NARROW else 4)
+    (axes,) = sheet.panels
     cost_axis(axes, [p["macs_ratio"] for p in points], width - 62)
     _limits(axes, points)
     linear_ticks(axes, 6)

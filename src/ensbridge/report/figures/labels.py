@@ -29,7 +29,8 @@ def place_labels(
     >>> boxes[0].count_overlaps(boxes[1:])
     0
     """
-    obstacles = [_around(marker) for marker in markers]
+    half = 1.5 * RADIUS
+    obstacles = [Bbox.from_bounds(x - half, y - half, 2 * half, 2 * half) for x, y in markers]
     paths = [Path(line) for line in lines if len(line) > 1]
     placed: dict[int, Bbox] = {}
 
@@ -86,10 +87,6 @@ def leader_line(point: Point, box: Bbox) -> tuple[Point, Point] | None:
         return None
     start = 1.8 * RADIUS / distance
     return (point[0] + start * (near[0] - point[0]), point[1] + start * (near[1] - point[1])), near
-
-
-def _around(point: Point) -> Bbox:
-    return Bbox.from_bounds(point[0] - 1.5 * RADIUS, point[1] - 1.5 * RADIUS, 3 * RADIUS, 3 * RADIUS)
 
 
 def spread_out(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:

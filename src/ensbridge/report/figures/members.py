@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -37,7 +36,7 @@ def tradeoff_data(summary: Summary) -> Data | None:
 def capacity_data(summary: Summary) -> Data | None:
     """Return what single networks learnt from ever more teachers, None without such rows."""
     data = _data(summary, summary.capacity)
-    return data and data | {"paper": [asdict(point) for point in paper_capacity(summary.dataset)]}
+    return data and data | {"paper": paper_capacity(summary.dataset)}
 
 
 def describe(data: Data) -> str:
@@ -93,8 +92,8 @@ def _draw(data: Data, width: int, panels: Sequence[tuple[str, str]], height: flo
         handles.append(handle("DBN", "DBN, paper", linestyle="", **_hollow()))
     space = Margins(left=40, right=18, top=30, gap_x=64, gap_y=82)
     columns, legend_columns = (1, 2) if narrow else (2, 5)
-    sheet, all_axes = Sheet.of_panels(width, len(panels), columns, height, space, handles, legend_columns)
-    for axes, (x, y) in zip(all_axes, panels, strict=True):
+    sheet = Sheet(width, len(panels), columns, height, space, handles, legend_columns)
+    for axes, (x, y) in zip(sheet.panels, panels, strict=True):
         _panel(sheet, axes, data, x, y, members)
     return sheet
 
@@ -183,9 +182,5 @@ def _marks(data: Data) -> str:
     points = [point for series in data["series"] for point in series["points"]]
     bound = any(point["dee_is_bound"] for point in points)
     bars = any(point["acc_sd"] is not None for point in points)
-    text = (
-        " An arrow upwards: a lower bound, as a run is better than the largest ensemble measured."
-        if bound
-        else ""
-    )
-    return text + (" Bars: one standard deviation over seeds." if bars else "")
+    arrow = " An arrow upwards: a lower bound, as a run is better than the largest ensemble measured."
+    return (arrow if bound else "") + (" Bars: one standard deviation over seeds." if bars else "")

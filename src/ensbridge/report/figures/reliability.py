@@ -82,8 +82,8 @@ def draw(data: Data, width: int) -> Sheet:
     space = Margins(left=40, right=10, top=50, bottom=46, gap_x=gap, gap_y=92)
     height = min((width - 50 - (columns - 1) * gap) / columns, 200)
     handles = _handles(calibrated=any(panel["after"] for panel in data["panels"]))
-    sheet, all_axes = Sheet.of_panels(width, len(data["panels"]), columns, height, space, handles, 3)
-    for number, (axes, panel) in enumerate(zip(all_axes, data["panels"], strict=True)):
+    sheet = Sheet(width, len(data["panels"]), columns, height, space, handles, 3)
+    for number, (axes, panel) in enumerate(zip(sheet.panels, data["panels"], strict=True)):
         axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
         axes.plot([0, 1], [0, 1], color=SOFT, ls=(0, (1, 3)), lw=1.2, zorder=1, gid=f"diagonal-{number}")
         most = max(bin_["count"] for bin_ in panel["before"])

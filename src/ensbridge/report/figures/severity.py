@@ -65,8 +65,8 @@ def draw(data: Data, width: int) -> Sheet:
     columns = 1 if width <= NARROW else 2
     handles = [handle(series["kind"], series["model"], **_style(series)) for series in data["series"]]
     space = Margins(left=44, right=18, top=34, gap_x=64, gap_y=82)
-    sheet, panels = Sheet.of_panels(width, 2, columns, 220, space, handles, 2 * columns)
-    for axes, (name, words) in zip(panels, _SCORES.items(), strict=True):
+    sheet = Sheet(width, 2, columns, 220, space, handles, 2 * columns)
+    for axes, (name, words) in zip(sheet.panels, _SCORES.items(), strict=True):
         for number, series in enumerate(data["series"]):
             severities, values, spreads = (
                 [point[key] for point in series["points"]] for key in ("severity", name, f"{name}_sd")

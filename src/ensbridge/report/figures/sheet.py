@@ -63,18 +63,10 @@ class Margins:
 
 
 class Sheet:
-    """A figure in pixels, with the words that a reader sees on hovering over a mark."""
+    """Equal panels in reading order under a legend, and the words that a reader sees on hovering."""
 
-    def __init__(self, width: float, height: float) -> None:
-        self.width, self.height = width, height
-        self.hover: dict[str, str] = {}  # by the mark's id
-        self.back = 36.0  # how far left of its axes a panel's words begin
-        self.figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=PAPER)
-        FigureCanvasAgg(self.figure)
-
-    @classmethod
-    def of_panels(
-        cls,
+    def __init__(
+        self,
         width: float,
         count: int,
         columns: int,
@@ -82,20 +74,36 @@ class Sheet:
         space: Margins,
         handles: Sequence[Line2D] = (),
         legend_columns: int = 1,
-    ) -> tuple[Sheet, list[Axes]]:
-        """Return a sheet of equal panels in reading order, under a legend of `handles`."""
+    ) -> None:
         rows = math.ceil(count / columns)
         top = space.top + LEGEND_ROW * math.ceil(len(handles) / legend_columns)
-        height = top + rows * panel_height + (rows - 1) * space.gap_y + space.bottom
-        sheet = cls(width, height)
+        self.width, self.height = width, top + rows * panel_height + (rows - 1) * space.gap_y + space.bottom
+        self.hover: dict[str, str] = {}  # by the mark's id
+        self.back = min(space.left, space.gap_x - 8)  # how far left of its axes a panel's words begin
+        self.figure = Figure(figsize=(width / _DPI, self.height / _DPI), dpi=_DPI, facecolor=PAPER)
+        FigureCanvasAgg(self.figure)
         if handles:
-            sheet._legend(handles, legend_columns)
-        sheet.back = min(space.left, space.gap_x - 8)
+            self.figure.legend(
+                handles=list(handles),
+                loc="upper left",
+                bbox_to_anchor=(0.0, 1.0),
+                ncols=legend_columns,
+                frameon=False,
+                fontsize=SMALL,
+                labelcolor=INK,
+                handlelength=2.4,
+                columnspacing=1.6,
+                handletextpad=0.6,
+                borderaxespad=0,
+                borderpad=0,
+                labelspacing=0.6,
+            )
         panel = (width - space.left - space.right - (columns - 1) * space.gap_x) / columns
         steps = panel + space.gap_x, panel_height + space.gap_y
-        return sheet, [
-            sheet.panel(space.left + column * steps[0], top + row * steps[1], panel, panel_height)
-            for row, column in (divmod(i, columns) for i in range(count))
+        places = (divmod(number, columns) for number in range(count))
+        self.panels = [
+            self.panel(space.left + column * steps[0], top + row * steps[1], panel, panel_height)
+            for row, column in places
         ]
 
     def panel(self, left: float, top: float, width: float, height: float) -> Axes:
@@ -123,24 +131,6 @@ class Sheet:
             self.figure.text(
                 left, bounds.y1 + 25 / self.height, title, color=INK, fontsize=FONT, weight="semibold"
             )
-
-    def _legend(self, handles: Sequence[Line2D], columns: int) -> None:
-        """Write a legend into the top left corner."""
-        self.figure.legend(
-            handles=list(handles),
-            loc="upper left",
-            bbox_to_anchor=(0.0, 1.0),
-            ncols=columns,
-            frameon=False,
-            fontsize=SMALL,
-            labelcolor=INK,
-            handlelength=2.4,
-            columnspacing=1.6,
-            handletextpad=0.6,
-            borderaxespad=0,
-            borderpad=0,
-            labelspacing=0.6,
-        )
 
     def mark(self, artist: Any, name: str, hover: str) -> None:
         """Give a mark its id in the SVG and its words for hovering."""

@@ -27,29 +27,23 @@ class AltText:
 
 def for_page(svg: str, name: str, words: AltText) -> str:
     """Return the drawing for the page: colours as its variables, ids that begin with `name`, no size."""
-    root = _clean(svg, name, words)
+    names = {colour: f"var(--{variable})" for variable, colour in variables(dark=False).items()}
+    root = _clean(svg, name, words, names, font=None)
     del root.attrib["width"], root.attrib["height"]
     root.set("class", "figure")
-    names = {colour: f"var(--{variable})" for variable, colour in variables(dark=False).items()}
-    for node in root.iter():
-        if "style" in node.attrib:
-            node.set("style", _style(node.attrib["style"], names, font=None))
     return _text(root)
 
 
 def for_file(svg: str, name: str, words: AltText) -> str:
     """Return the drawing as a file of its own, in the light colours."""
-    root = _clean(svg, name, words)
-    for node in root.iter():
-        if "style" in node.attrib:
-            node.set("style", _style(node.attrib["style"], {}, font=_FONTS))
+    root = _clean(svg, name, words, {}, font=_FONTS)
     width, height = (float(size) + 2 * FRAME for size in root.attrib["viewBox"].split()[2:])
     root.set("viewBox", f"{-FRAME} {-FRAME} {width:g} {height:g}")
     root.attrib |= {"width": f"{width:g}", "height": f"{height:g}", "style": f"background: {PAPER}"}
     return '<?xml version="1.0" encoding="utf-8"?>\n' + _text(root) + "\n"
 
 
-def _clean(svg: str, name: str, words: AltText) -> Element:
+def _clean(svg: str, name: str, words: AltText, colours: dict[str, str], font: str | None) -> Element:
     root = ElementTree.fromstring(svg)  # drops comments and the document type
     for child in [node for node in root if node.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}defs")]:
         # A style for "*" would reach the whole page; the page says the same for figures alone.
@@ -65,7 +59,8 @@ def _clean(svg: str, name: str, words: AltText) -> Element:
                 node.set("href", f"#{name}-{value[1:]}" if value.startswith("#") else value)
             else:
                 value = _INSIDE.sub(rf"url(#{name}-\1)", value)
-                node.set(key, _LONG.sub(lambda number: f"{float(number[0]):.2f}", value))
+                value = _LONG.sub(lambda number: f"{float(number[0]):.2f}", value)
+                node.set(key, _style(value, colours, font) if key == "style" else value)
         if hover is not None:
             node.insert(0, _element("title", hover))
     root.attrib.pop("version", None)
@@ -87,10 +82,8 @@ def _style(style: str, colours: dict[str, str], font: str | None) -> str:
         elif key == "font":  # the shorthand: "600 13px 'DejaVu Sans', …"
             font_match = re.search(r"(?:(\w+) )?([\d.]+px)", value)
             assert font_match is not None, value
-            kept += [
-                f"font-size: {font_match[2]}",
-                *([f"font-weight: {font_match[1]}"] if font_match[1] else []),
-            ]
+            kept.append(f"font-size: {font_match[2]}")
+            kept += [f"font-weight: {font_match[1]}"] if font_match[1] else []
             kept += [f"font-family: {font}"] if font is not None else []
         elif key:
             kept.append(f"{key}: {colours.get(value, value)}")

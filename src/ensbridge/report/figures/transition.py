@@ -21,9 +21,9 @@ from ensbridge.report.style import INK, PAPER, RULE, SOFT
 
 Data = dict[str, Any]
 
-MOST = 6  # examples
+MAX_EXAMPLES = 6
 _CLASSES = 3  # lines in a panel
-_LARGEST = 512  # pixels of an image's side; more is no example of a classifier's input
+_MAX_SIDE = 512  # pixels of an image's side; more is no example of a classifier's input
 _SIDE = 76.0  # of an image in the figure
 # The true class is ink and solid, the others quieter: line and marker tell them apart.
 _LINES: tuple[tuple[str, Any, str], ...] = (
@@ -38,7 +38,7 @@ def data(summary: Summary) -> Data | None:
     run = next((run for run in summary.runs if run.transitions), None)
     if run is None:
         return None
-    examples = [asdict(transition) for transition in run.transitions[:MOST]]
+    examples = [asdict(transition) for transition in run.transitions[:MAX_EXAMPLES]]
     for number, example in enumerate(examples):
         if example["image"] is not None:
             decode(example["image"], f"transitions[{number}]")
@@ -57,12 +57,12 @@ def decode(text: str, where: str) -> Image.Image:
             warnings.simplefilter("ignore")  # Pillow's on odd chunks: it shows the image or raises
             content = io.BytesIO(base64.b64decode(text, validate=True))
             picture = Image.open(content, formats=["PNG"])
-            if max(picture.size) <= _LARGEST:
+            if max(picture.size) <= _MAX_SIDE:
                 return picture.convert("RGB")
     except Exception as error:  # Pillow raises what it likes of damaged chunks
         raise ValueError(f"{where}: image is not a complete PNG in base64; {REMEDY}") from error
     pixels = "×".join(map(str, picture.size))
-    raise ValueError(f"{where}: image has {pixels} pixels, more than {_LARGEST} a side; {REMEDY}")
+    raise ValueError(f"{where}: image has {pixels} pixels, more than {_MAX_SIDE} a side; {REMEDY}")
 
 
 def describe(data: Data) -> str:
@@ -99,9 +99,9 @@ def draw(data: Data, width: int) -> Sheet:
     """Draw each example as its image and a small panel, at a width in pixels."""
     columns = 1 if width <= NARROW else 2
     space = Margins(left=_SIDE + 44, right=76, top=26, bottom=46, gap_x=_SIDE + 44 + 76, gap_y=88)
-    sheet, panels = Sheet.of_panels(width, len(data["examples"]), columns, 118, space)
+    sheet = Sheet(width, len(data["examples"]), columns, 118, space)
     sheet.back = 28
-    for number, (axes, example) in enumerate(zip(panels, data["examples"], strict=True)):
+    for number, (axes, example) in enumerate(zip(sheet.panels, data["examples"], strict=True)):
         _lines(sheet, axes, example, data["class_names"], number)
         _picture(sheet, axes, example, data["class_names"][example["label"]])
     return sheet
