@@ -24,7 +24,7 @@ import ensbridge as eb
 from _saving import change, foreign, put, small
 from ensbridge import cli
 from ensbridge.deploy import batch
-from ensbridge.deploy.batch import Pixels, open_image, predict_files, predict_images
+from ensbridge.deploy.batch import Pixels, open_image, predict_entries, predict_images
 from ensbridge.methods import Bridge, BridgeConfig
 from ensbridge.models import TokenScore
 from ensbridge.models.fast_ensemble import FastEnsemble
@@ -218,9 +218,10 @@ def test_large_images_are_predicted_a_few_at_a_time(
     files = [tmp_path / f"{number}.png" for number in range(5)]
     for number, file in enumerate(files):
         Image.fromarray(pixels(number)).save(file)
-    together = [found for _, found in predict_files(fast, files, (3, 8, 8), Pixels())]
+    entries = [(str(file), file) for file in files]
+    together = [found for _, found in predict_entries(fast, entries, (3, 8, 8), Pixels())]
     monkeypatch.setattr(batch, "LARGEST_IMAGE", 2 * 3 * 8 * 8)
-    apart = [found for _, found in predict_files(fast, files, (3, 8, 8), Pixels())]
+    apart = [found for _, found in predict_entries(fast, entries, (3, 8, 8), Pixels())]
     assert sizes == [5, 2, 2, 1]
     assert [each.label for each in apart] == [each.label for each in together]  # type: ignore[union-attr]
 

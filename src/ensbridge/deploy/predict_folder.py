@@ -116,7 +116,7 @@ def _check_manifest(
     folder: Path, config: PredictorConfig, inputs: Sequence[AbstractInput], format: str, part: int
 ) -> None:
     """Refuse a folder with the predictions of another model, of other images or in another form."""
-    listed = "\0".join(source.name for source in inputs)
+    listed = "\0".join(source.identity() for source in inputs)
     digest = hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
     told = {
         name: value

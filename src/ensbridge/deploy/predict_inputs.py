@@ -12,9 +12,7 @@ from pathlib import Path
 
 from ensbridge.data.folder import SUFFIXES
 from ensbridge.deploy.batch import Entry
-from ensbridge.deploy.predict_tables import AbstractInput, Damaged, NpzImages, ParquetRows, TarImages
-from ensbridge.utils.extras import need
-from ensbridge.utils.text import one_line
+from ensbridge.deploy.predict_tables import AbstractInput, open_table
 
 TABLES = (".parquet", ".npz", ".tar", ".tar.gz", ".tgz")
 MANIFEST = "predictions.json"  # in a folder of predictions
@@ -27,8 +25,7 @@ class Files(AbstractInput):
 
     paths: Sequence[str]
 
-    @property
-    def name(self) -> str:
+    def identity(self) -> str:
         """The files' names, from the root."""
         return "\n".join(map(os.path.abspath, self.paths))
 
@@ -57,26 +54,6 @@ def open_inputs(words: Iterable[str], lines: Iterable[str] = ()) -> list[Abstrac
             files = []
         inputs += open_table(word)
     return [*inputs, Files(files)] if files else inputs
-
-
-def open_table(path: str) -> Sequence[AbstractInput]:
-    """What a file of many images holds; `Damaged` where that cannot be read."""
-    kind = path.lower()
-    if kind.endswith(".parquet"):
-        need("parquet")
-    try:
-        if kind.endswith(".npz"):
-            return NpzImages.open(path)
-        return [ParquetRows.open(path)] if kind.endswith(".parquet") else TarImages.open(path)
-    except Exception as error:  # decoders fail in many ways on damaged files
-        return [_damaged(path, error)]
-
-
-def _damaged(path: str, error: Exception) -> Damaged:
-    if str(error).startswith((path, str(Path(path)))):  # a sentence of ours
-        return Damaged(path, str(error))
-    reason = "it does not exist" if isinstance(error, FileNotFoundError) else one_line(error)
-    return Damaged(path, f"{path} cannot be read ({reason}); give a whole file")
 
 
 def _paths(words: Iterable[str], lines: Iterable[str]) -> Iterator[str]:

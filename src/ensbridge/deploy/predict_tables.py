@@ -7,8 +7,9 @@ import os
 import tarfile
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,7 @@ from ensbridge.data.image_io import LARGEST_FILE
 from ensbridge.data.image_parts import columns_of
 from ensbridge.data.npy import Header, read_header
 from ensbridge.deploy.batch import Entry, Unreadable, check_pixels
+from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_regular_file
 from ensbridge.utils.text import one_line
 
@@ -34,9 +36,8 @@ _HEADERS += (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 class AbstractInput(ABC):
     """Images in a fixed order, of which any part can be read without the others being held."""
 
-    @property
     @abstractmethod
-    def name(self) -> str:
+    def identity(self) -> str:
         """By which a run knows it again."""
 
     @abstractmethod
@@ -58,8 +59,7 @@ class Damaged(AbstractInput):
     path: str
     reason: str
 
-    @property
-    def name(self) -> str:
+    def identity(self) -> str:
         """The path."""
         return f"{os.path.abspath(self.path)} damaged"
 
@@ -72,25 +72,26 @@ class Damaged(AbstractInput):
 
 
 @dataclass(frozen=True)
-class AbstractTable(AbstractInput):
-    """A file of many images; `stamp` is its path from the root, its size and when it was changed."""
+class Table(AbstractInput):
+    """A file of many images."""
 
-    path: str
-    stamp: str
+    label: str  # what the names of its images begin with
+    stamp: str  # its path from the root, its size, when it was changed, and what of it is read
+    images: int
+    entries: Callable[[int, int], Iterator[Entry]]  # from start to stop; a picklable one
 
-    @property
-    def label(self) -> str:
-        """What the names of its images begin with."""
-        return self.path
+    def identity(self) -> str:
+        """The stamp."""
+        return self.stamp
 
-    @abstractmethod
-    def _read(self, start: int, stop: int) -> Iterator[Entry]: ...
+    def __len__(self) -> int:
+        return self.images
 
     def read(self, start: int, stop: int) -> Iterator[Entry]:
         """The images from `start` to `stop`; from where the file is damaged on, they cannot be read."""
         done, stop, reason = start, min(stop, len(self)), "it ends early"
         try:
-            for entry in self._read(start, stop):
+            for entry in self.entries(start, stop):
                 yield entry
                 done += 1
                 del entry  # before the next is read
@@ -101,63 +102,67 @@ class AbstractTable(AbstractInput):
             yield name, Unreadable(f"{name} cannot be read ({reason}); give a whole file")
 
 
-def _stamp(path: str, file: IO[bytes]) -> str:
-    status = os.fstat(file.fileno())
-    return f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}"
+def open_table(path: str) -> Sequence[AbstractInput]:
+    """What a file of many images holds; `Damaged` where that cannot be read."""
+    kind = path.lower()
+    if kind.endswith(".parquet"):
+        need("parquet")
+    read = _open_npz if kind.endswith(".npz") else _open_parquet if kind.endswith(".parquet") else _open_tar
+    try:
+        with open_regular_file(Path(path)) as file:
+            status = os.fstat(file.fileno())
+            return read(path, f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}", file)
+    except Exception as error:  # decoders fail in many ways on damaged files
+        if str(error).startswith((path, str(Path(path)))):  # a sentence of ours
+            return [Damaged(path, str(error))]
+        reason = "it does not exist" if isinstance(error, FileNotFoundError) else one_line(error)
+        return [Damaged(path, f"{path} cannot be read ({reason}); give a whole file")]
 
 
-@dataclass(frozen=True)
-class ParquetRows(AbstractTable):
-    """The images of a parquet file, named by their rows."""
+# ------------------------------------------------------------------------------ parquet
 
-    column: str
-    rows: int
 
-    @classmethod
-    def open(cls, path: str) -> ParquetRows:
-        """Look at what a file holds."""
-        from pyarrow import parquet
+def _open_parquet(path: str, stamp: str, file: IO[bytes]) -> list[AbstractInput]:
+    """Its rows, by which its images are named."""
+    from pyarrow import parquet
 
-        with open_regular_file(Path(path)) as file, parquet.ParquetFile(file) as table:
-            groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
-            largest = max((group.total_byte_size for group in groups), default=0)
-            if largest > LARGEST_ROW_GROUP:
-                raise ValueError(
-                    f"{path} has {largest:,} bytes in a group of rows, and at most {LARGEST_ROW_GROUP:,} are "
-                    "read; write it with smaller groups"
-                )
-            column = columns_of(table.schema_arrow, path)[0]
-            _check_dictionaries(path, column, file, table.metadata)
-            return cls(path, _stamp(path, file), column, table.metadata.num_rows)
+    with parquet.ParquetFile(file) as table:
+        groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
+        largest = max((group.total_byte_size for group in groups), default=0)
+        if largest > LARGEST_ROW_GROUP:
+            raise ValueError(
+                f"{path} has {largest:,} bytes in a group of rows, and at most {LARGEST_ROW_GROUP:,} are "
+                "read; write it with smaller groups"
+            )
+        column = columns_of(table.schema_arrow, path)[0]
+        _check_dictionaries(path, column, file, table.metadata)
+        rows = table.metadata.num_rows
+        return [Table(path, f"{stamp} {rows}", rows, partial(_parquet_rows, path, column))]
 
-    @property
-    def name(self) -> str:
-        """The file, and how many rows it has."""
-        return f"{self.stamp} {self.rows}"
 
-    def __len__(self) -> int:
-        return self.rows
+def _parquet_rows(path: str, column: str, start: int, stop: int) -> Iterator[Entry]:
+    """The rows' bytes; groups of rows that hold none of them are not read."""
+    from pyarrow import parquet
 
-    def _read(self, start: int, stop: int) -> Iterator[Entry]:
-        """The rows' bytes; groups of rows that hold none of them are not read."""
-        from pyarrow import parquet
+    with open_regular_file(Path(path)) as content, parquet.ParquetFile(content) as file:
+        first, groups, begun = 0, [], None
+        for number in range(file.num_row_groups):
+            count = file.metadata.row_group(number).num_rows
+            if first < stop and first + count > start:
+                groups.append(number)
+                begun = first if begun is None else begun
+            first += count
+        # One row at a time: rows that share one large value would each have a copy of it.
+        batches = file.iter_batches(1, row_groups=groups, columns=[column])
+        for row, batch in islice(enumerate(batches, begun or 0), start - (begun or 0), stop - (begun or 0)):
+            yield f"{path}#{row}", _image_of(batch.column(0)[0].as_py(), f"{path}#{row}")
 
-        with open_regular_file(Path(self.path)) as content, parquet.ParquetFile(content) as file:
-            first, groups, begun = 0, [], None
-            for number in range(file.num_row_groups):
-                count = file.metadata.row_group(number).num_rows
-                if first < stop and first + count > start:
-                    groups.append(number)
-                    begun = first if begun is None else begun
-                first += count
-            row = begun or 0
-            # One row at a time: rows that share one large value would each have a copy of it.
-            for batch in file.iter_batches(1, row_groups=groups, columns=[self.column]):
-                if row >= stop:
-                    return
-                if row >= start:
-                    yield f"{self.path}#{row}", _image_of(batch.column(0)[0].as_py(), f"{self.path}#{row}")
-                row += 1
+
+def _image_of(value: Any, name: str) -> bytes | Unreadable:
+    content = value.get("bytes") if isinstance(value, dict) else value
+    if isinstance(content, bytes) and len(content) <= LARGEST_FILE:
+        return content
+    return Unreadable(f"{name} holds no image's bytes; give some")
 
 
 def _check_dictionaries(path: str, column: str, file: IO[bytes], metadata: Any) -> None:
@@ -183,115 +188,73 @@ def _check_dictionaries(path: str, column: str, file: IO[bytes], metadata: Any) 
             )
 
 
-def _image_of(value: Any, name: str) -> Any:
-    content = value.get("bytes") if isinstance(value, dict) else value
-    if isinstance(content, bytes) and len(content) <= LARGEST_FILE:
-        return content
-    return Unreadable(f"{name} holds no image's bytes; give some")
+# ------------------------------------------------------------------------------ arrays
 
 
-@dataclass(frozen=True)
-class NpzImages(AbstractTable):
-    """The images of an array in an `.npz`, named by their index."""
-
-    array: str
-    header: Header
-
-    @classmethod
-    def open(cls, path: str) -> list[NpzImages]:
-        """The arrays of images in a file: those whose names end with "images"."""
-        arrays = []
-        with open_regular_file(Path(path)) as file, zipfile.ZipFile(file) as archive:
-            stamp = _stamp(path, file)
-            for entry in archive.infolist():
-                if entry.filename.removesuffix(".npy").endswith("images"):
-                    with archive.open(entry) as content:
-                        header = read_header(content, entry.file_size)
-                    arrays.append(cls(path, stamp, entry.filename, header))
-        if not arrays or any(
-            len(one.header.shape) not in (3, 4) or one.header.columns_first for one in arrays
-        ):
-            raise ValueError(f"{path} holds no array of images, such as images (N, H, W, 3); save it so")
-        for one in arrays:
-            one.check_image()
-        return arrays
-
-    def check_image(self) -> None:
-        """Refuse images that are too large, or that have no pixels, before one is read."""
-        shape, dtype = self.header.shape[1:], self.header.dtype
-        try:
-            check_pixels(shape)
-            if (size := math.prod(shape) * dtype.itemsize) > LARGEST_FILE:
+def _open_npz(path: str, stamp: str, file: IO[bytes]) -> list[AbstractInput]:
+    """The arrays of images in a file, those whose names end with "images"; an image is named by its index."""
+    headers: dict[str, Header] = {}
+    with zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            if entry.filename.removesuffix(".npy").endswith("images"):
+                with archive.open(entry) as content:
+                    headers[entry.filename] = read_header(content, entry.file_size)
+    if not headers or any(len(one.shape) not in (3, 4) or one.columns_first for one in headers.values()):
+        raise ValueError(f"{path} holds no array of images, such as images (N, H, W, 3); save it so")
+    tables: list[AbstractInput] = []
+    for array, header in headers.items():
+        label = f"{path}:{array.removesuffix('.npy')}"
+        try:  # before one is read
+            check_pixels(header.shape[1:])
+            if (size := math.prod(header.shape[1:]) * header.dtype.itemsize) > LARGEST_FILE:
                 raise ValueError(f"an image has {size:,} bytes, where at most {LARGEST_FILE:,} are read")
         except ValueError as error:
             raise ValueError(
-                f"{self.label} cannot be predicted ({error}); save images (N, H, W, 3) of uint8"
+                f"{label} cannot be predicted ({error}); save images (N, H, W, 3) of uint8"
             ) from error
-
-    @property
-    def name(self) -> str:
-        """The file, the array and its shape."""
-        return f"{self.stamp} {self.array} {self.header.shape}"
-
-    @property
-    def label(self) -> str:
-        """The path and the array."""
-        return f"{self.path}:{self.array.removesuffix('.npy')}"
-
-    def __len__(self) -> int:
-        return self.header.shape[0]
-
-    def _read(self, start: int, stop: int) -> Iterator[Entry]:
-        """The images, one at a time."""
-        shape, dtype = self.header.shape[1:], self.header.dtype
-        size = math.prod(shape) * dtype.itemsize
-        with (
-            open_regular_file(Path(self.path)) as content,
-            zipfile.ZipFile(content) as archive,
-            archive.open(self.array) as file,
-        ):
-            file.seek(self.header.start + start * size)
-            for index in range(start, stop):
-                yield f"{self.label}#{index}", np.frombuffer(file.read(size), dtype).reshape(shape)
+        read = partial(_npz_images, path, array, label, header)
+        tables.append(Table(label, f"{stamp} {array} {header.shape}", header.shape[0], read))
+    return tables
 
 
-@dataclass(frozen=True)
-class TarImages(AbstractTable):
-    """The images of a tar shard, as webdataset has them, named as they are in it."""
+def _npz_images(path: str, array: str, label: str, header: Header, start: int, stop: int) -> Iterator[Entry]:
+    """The images, one at a time."""
+    shape, dtype = header.shape[1:], header.dtype
+    size = math.prod(shape) * dtype.itemsize
+    with (
+        open_regular_file(Path(path)) as content,
+        zipfile.ZipFile(content) as archive,
+        archive.open(array) as file,
+    ):
+        file.seek(header.start + start * size)
+        for index in range(start, stop):
+            yield f"{label}#{index}", np.frombuffer(file.read(size), dtype).reshape(shape)
 
-    count: int
 
-    @classmethod
-    def open(cls, path: str) -> list[AbstractInput]:
-        """Count the images of a shard; behind one that has no end, it stands as damaged too."""
-        with (
-            open_regular_file(Path(path)) as file,
-            _Archive.open(fileobj=file, mode="r:*") as archive,
-        ):
-            images = cls(path, _stamp(path, file), sum(1 for _ in _images_in(archive)))
-            if archive.has_ended:
-                return [images]
-        reason = f"{path} has no end behind its {len(images):,} images, so that others may be missing"
-        return [images, Damaged(path, f"{reason}; give a whole file")]
+# ------------------------------------------------------------------------------ tar
 
-    @property
-    def name(self) -> str:
-        """The file, and how many images it has."""
-        return f"{self.stamp} {self.count}"
 
-    def __len__(self) -> int:
-        return self.count
+def _open_tar(path: str, stamp: str, file: IO[bytes]) -> list[AbstractInput]:
+    """The images of a shard, as webdataset has them; behind one that has no end, it stands as damaged too."""
+    with _Archive.open(fileobj=file, mode="r:*") as archive:
+        count = sum(1 for _ in _images_in(archive))
+        images = Table(path, f"{stamp} {count}", count, partial(_tar_images, path))
+        if archive.has_ended:
+            return [images]
+    reason = f"{path} has no end behind its {count:,} images, so that others may be missing"
+    return [images, Damaged(path, f"{reason}; give a whole file")]
 
-    def _read(self, start: int, stop: int) -> Iterator[Entry]:
-        """The members' bytes."""
-        with (
-            open_regular_file(Path(self.path)) as content,
-            _Archive.open(fileobj=content, mode="r:*") as archive,
-        ):
-            for member in islice(_images_in(archive), start, stop):
-                name = f"{self.path}#{member.name}"
-                file = archive.extractfile(member) if member.size <= LARGEST_FILE else None
-                yield name, Unreadable(f"{name} is too large; take it out") if file is None else file.read()
+
+def _tar_images(path: str, start: int, stop: int) -> Iterator[Entry]:
+    """The members' bytes, named as they are in the shard."""
+    with (
+        open_regular_file(Path(path)) as content,
+        _Archive.open(fileobj=content, mode="r:*") as archive,
+    ):
+        for member in islice(_images_in(archive), start, stop):
+            name = f"{path}#{member.name}"
+            file = archive.extractfile(member) if member.size <= LARGEST_FILE else None
+            yield name, Unreadable(f"{name} is too large; take it out") if file is None else file.read()
 
 
 class _Member(tarfile.TarInfo):

@@ -41,7 +41,7 @@ def read_uploads(
                 f"the images up to number {number} ({name}) have {decoded:,} pixels, where a request may "
                 f"have {limits.request_pixels:,}; send fewer or smaller ones",
             )
-        images.append(fit_picture(image, model.shape, input_of(model.fast.source)))
+        images.append(fit_picture(image, model.shape, input_of(model.fast.source)).float() / 255)
     return model.pixels(torch.stack(images).to(model.dtype))
 
 
