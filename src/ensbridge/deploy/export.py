@@ -52,6 +52,10 @@ MADE_UP = 32  # examples of inputs that are no images
 # How many times the model's own error in float32 that of an export may be, where the model's is larger than
 # what is allowed.
 ROUNDING = 4
+TALKATIVE = (
+    *("torch.onnx", "torch.export", "torch.fx", "torch._dynamo", "torch._inductor"),
+    *("onnxscript", "onnx_ir"),
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Example) -
         content, opset = _serialise(program, to, metadata)
         run = _open(content, to, path.name)
         allowed = max(tolerance(model, images), ONNX_TOLERANCE if to == "onnx" else 0.0)
-        gaps = [_compare(model, eager, run, each, allowed, path.name) for each in inputs(images)]
+        gaps = [_compare(model, eager, run, batch, allowed, path.name) for batch in inputs(images)]
     write_atomically(path, content)
     fine = [gap for gap in gaps if gap <= allowed]
     worst, coarse = max(fine, default=0.0), len(gaps) - len(fine)
@@ -135,8 +139,8 @@ def export_folder(
     fast = load(folder, allow=allow)
     if out is None and not Path(folder).is_dir():
         raise ValueError(f"{folder} is no folder of yours; say where the file goes with --out model.{to}")
-    place = Path(folder) / f"model.{to}" if out is None else out
-    return export(fast, place, to, example_like(fast, folder, image_shape))
+    path = Path(folder) / f"model.{to}" if out is None else out
+    return export(fast, path, to, example_like(fast, folder, image_shape))
 
 
 def example_like(fast: FastEnsemble, folder: Path | str, image_shape: Sequence[int] | None) -> Inputs:
@@ -159,7 +163,9 @@ def image_like(fast: FastEnsemble, folder: Path | str, image_shape: Sequence[int
         raise ValueError(f"{folder} does not say what images it takes; give --image-shape, such as 3,32,32")
     if not shape or min(shape) < 1 or math.prod(shape) > LARGEST_IMAGE:
         raise ValueError(f"the image shape is {shape}; give that of one image, such as 3,32,32")
-    dtype = next((each.dtype for each in fast.source.parameters() if each.is_floating_point()), torch.float32)
+    dtype = next(
+        (weight.dtype for weight in fast.source.parameters() if weight.is_floating_point()), torch.float32
+    )
     return torch.zeros(1, *shape, dtype=dtype)
 
 
@@ -249,7 +255,7 @@ def _eager(model: FastEnsemble, example: Inputs, with_source: bool) -> Run:
                 f"example is {tensor.dtype} of shape {tuple(tensor.shape)}; give a batch of images as floats"
             )
     try:
-        logits = torch.cat([run(each) for each in islice(inputs(example), 2)])
+        logits = torch.cat([run(batch) for batch in islice(inputs(example), 2)])
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         raise ValueError(cannot_take(example, error)) from error
     if not logits.isfinite().all():
@@ -265,7 +271,11 @@ def _serialise(program: ExportedProgram, to: Target, metadata: Mapping[str, str]
     In memory: torch's own writer ends the process where the disk is full.
     """
     try:
-        return onnx_bytes(program, metadata) if to == "onnx" else (_pt2_bytes(program), None)
+        if to == "onnx":
+            return onnx_bytes(program, metadata)
+        file = BytesIO()
+        torch.export.save(program, file)
+        return file.getvalue(), None
     except Exception as error:  # whatever an operation without a counterpart in the format brings
         raise ValueError(
             f"this model cannot be written as {to} ({one_line(error)}); try the other --to"
@@ -311,19 +321,19 @@ def _tidy(made: torch.onnx.ONNXProgram) -> None:
             value.shape = type(value.shape)(["batch" if str(d) == free else d for d in value.shape])
 
 
-def _pt2_bytes(program: ExportedProgram) -> bytes:
-    file = BytesIO()
-    torch.export.save(program, file)
-    return file.getvalue()
-
-
-def _open_onnx(content: bytes) -> Run:
+def onnx_session(content: bytes, threads: int | None = None) -> Any:
+    """A graph in onnxruntime on the CPU, on so many threads, or on as many as it takes itself."""
     import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    if threads is not None:
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
+
+def _open_onnx(content: bytes) -> Run:
+    session = onnx_session(content)
     names = [given.name for given in session.get_inputs()]
 
     def run(images: Inputs) -> Tensor:
@@ -347,14 +357,14 @@ def _compare(model: FastEnsemble, eager: Run, run: Run, images: Inputs, toleranc
     """How far the export is from the model on one batch; too far, or a failing run, is an error."""
     expected = eager(images)
     try:
-        found = run(images)
+        actual = run(images)
     except Exception as error:  # runtimes have errors of their own
         raise ValueError(
             f"{name} fails on {count_rows(images)} images ({one_line(error)}) and was not kept; try the "
             "other --to"
         ) from error
-    gap = difference(expected, found)
-    if not gap <= tolerance and not _is_rounding(model, eager, images, expected, found):
+    gap = difference(expected, actual)
+    if not gap <= tolerance and not _is_rounding(model, eager, images, expected, actual):
         raise FloatingPointError(
             f"{name} differs from the model by {gap:.1e} of the logits' scale on {count_rows(images)} "
             f"images, more than {tolerance:.0e}, and was not kept; try the other --to"
@@ -362,7 +372,7 @@ def _compare(model: FastEnsemble, eager: Run, run: Run, images: Inputs, toleranc
     return gap
 
 
-def _is_rounding(model: FastEnsemble, eager: Run, images: Inputs, expected: Tensor, found: Tensor) -> bool:
+def _is_rounding(model: FastEnsemble, eager: Run, images: Inputs, expected: Tensor, actual: Tensor) -> bool:
     """Whether the model in double precision tells that its own logits are about as far off as the file's.
 
     Some networks take images that are a thousand times too bright to logits of which float32 knows three
@@ -378,16 +388,13 @@ def _is_rounding(model: FastEnsemble, eager: Run, images: Inputs, expected: Tens
             )
     except (RuntimeError, TypeError, ValueError):  # its code asks for float32
         return False
-    return difference(exact, found) <= min(ROUNDING * difference(exact, expected), TOLERANCE[torch.float16])
+    return difference(exact, actual) <= min(ROUNDING * difference(exact, expected), TOLERANCE[torch.float16])
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Keep the exporters' remarks, which are for their developers, from the user's terminal."""
-    loggers = [
-        logging.getLogger(name)
-        for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")
-    ]
+    """Keep exporters' and compilers' remarks, for their developers, from the user's terminal."""
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
