@@ -105,7 +105,7 @@ class ModelAnswer(BaseModel):
 
 def describe(model: ServedModel, names: list[str]) -> ModelAnswer:
     """A model's description."""
-    one = max(1, model.costs["source"].macs)
+    one = max(1, model.costs["source"][0])
     return ModelAnswer(
         name=model.name,
         models=names,
@@ -118,8 +118,8 @@ def describe(model: ServedModel, names: list[str]) -> ModelAnswer:
         temperature=model.fast.temperature,
         has_ensemble=model.members is not None,
         cost={
-            name: CostAnswer(macs=cost.macs, parameters=cost.parameters, ratio=cost.macs / one)
-            for name, cost in model.costs.items()
+            name: CostAnswer(macs=macs, parameters=parameters, ratio=macs / one)
+            for name, (macs, parameters) in model.costs.items()
         },
         card=model.card,
     )
