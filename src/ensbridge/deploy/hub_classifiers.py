@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ensbridge.deploy.saving.description import is_ours
+from ensbridge.deploy.saving.hub import download_files
 from ensbridge.deploy.saving.places import HUB
 from ensbridge.models.libraries import TRANSFORMERS, import_library, plain_settings
 from ensbridge.models.named import ImageInput, NamedNetwork
@@ -56,7 +55,9 @@ def open_classifier(address: str) -> Classifier | None:
         raise ValueError(
             f"{name} is no folder; give one with a classifier, or a name on the hub, hf:user/name"
         )
-    folder = Path(name) if local else _download(name)
+    if not local:
+        need("hub")
+    folder = Path(name) if local else download_files(name, FILES)
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"{name} holds no config.json; give a folder or a name of an image classifier")
@@ -76,7 +77,11 @@ def open_classifier(address: str) -> Classifier | None:
             f"{', '.join(TRANSFORMERS)}"
         )
     try:
-        takes, names = _read_timm(config) if "architecture" in config else _read_transformers(folder, config)
+        if "architecture" in config:
+            described = config.get("pretrained_cfg") or config
+            takes, names = timm_input(described), _names(described.get("label_names"))
+        else:
+            takes, names = _read_preprocessor(folder, config), _labels(config)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise _not_described(path, error) from error
     return Classifier(folder, config, takes, names, base, licence)
@@ -84,15 +89,6 @@ def open_classifier(address: str) -> Classifier | None:
 
 def _not_described(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} describes no classifier ({one_line(error)}); download it again")
-
-
-def _read_timm(config: Mapping[str, Any]) -> tuple[ImageInput, tuple[str, ...] | None]:
-    described = config.get("pretrained_cfg") or config
-    return timm_input(described), _names(described.get("label_names"))
-
-
-def _read_transformers(folder: Path, config: Mapping[str, Any]) -> tuple[ImageInput, tuple[str, ...] | None]:
-    return _read_preprocessor(folder, config), _labels(config)
 
 
 def timm_input(config: Mapping[str, Any]) -> ImageInput:
@@ -138,7 +134,7 @@ def _build_transformers(folder: Path, config: Mapping[str, Any], takes: ImageInp
     load: Any = partial(getattr(library, TRANSFORMERS[kind]).from_pretrained, folder, local_files_only=True)
     try:
         # With our own configuration: the folder's may name code.
-        filled, report = load(config=_config_of(net.net), output_loading_info=True)
+        filled, report = load(config=net.net.config, output_loading_info=True)
     except Exception as error:  # whatever reading weights ends with
         raise ValueError(
             f"{folder} does not hold the weights of its config.json ({one_line(error)}); download it again"
@@ -155,10 +151,6 @@ def _build_transformers(folder: Path, config: Mapping[str, Any], takes: ImageInp
         }
     )
     return net
-
-
-def _config_of(net: nn.Module) -> Any:
-    return net.config
 
 
 def _count_labels(config: Mapping[str, Any]) -> int:
@@ -232,11 +224,3 @@ def _licence(card: Path) -> str | None:
         if key == "license" and value.strip():
             return value.strip().strip("'\"")[:100]
     return None
-
-
-def _download(name: str) -> Path:
-    """The files of a classifier on the hub, in the hub's cache."""
-    need("hub")
-    from ensbridge.deploy.saving.hub import download_files
-
-    return download_files(name, FILES)
