@@ -87,25 +87,24 @@ def _cost(fast: FastEnsemble, facts: Facts) -> str:
         _cost_line("parameters", one, params),
     ]
     if facts.input_specs is not None:
-        try:
-            macs = [count_macs(net, made_up_inputs(facts.input_specs, 1)) for net in (fast.source, fast)]
-        except Exception as error:  # a network may take only such inputs as cannot be made up
-            reason = f"Multiply-accumulates were not counted: made-up inputs fail ({_text(one_line(error))})."
-            return "\n".join([*lines, "", reason])
-        shapes = ", ".join(map(str, facts.input_specs))
-        return "\n".join([*lines, _cost_line(f"multiply-accumulates, one example ({_text(shapes)})", *macs)])
-    if facts.image_shape is None:
+        inputs = made_up_inputs(facts.input_specs, 1)
+        what = f"one example ({_text(', '.join(map(str, facts.input_specs)))})"
+    elif facts.image_shape is not None:
+        like = next(fast.source.parameters(), torch.zeros(1))
+        inputs = torch.zeros(1, *facts.image_shape, dtype=like.dtype, device=like.device)
+        what = f"one image of {'×'.join(map(str, facts.image_shape))}"
+    else:
         return "\n".join([*lines, "", "Multiply-accumulates were not counted: no image shape was given."])
-    like = next(fast.source.parameters(), torch.zeros(1))
-    image = torch.zeros(1, *facts.image_shape, dtype=like.dtype, device=like.device)
     try:
-        macs = [count_macs(net, image) for net in (fast.source, fast)]
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"image_shape is {facts.image_shape}, which the model cannot take ({error})"
-        ) from error
-    shape = "×".join(map(str, facts.image_shape))
-    return "\n".join([*lines, _cost_line(f"multiply-accumulates, one image of {shape}", *macs)])
+        macs = [count_macs(net, inputs) for net in (fast.source, fast)]
+    except Exception as error:  # a network may take only such inputs as cannot be made up
+        if facts.input_specs is None:
+            raise ValueError(
+                f"image_shape is {facts.image_shape}, which the model cannot take ({error})"
+            ) from error
+        reason = f"Multiply-accumulates were not counted: made-up inputs fail ({_text(one_line(error))})."
+        return "\n".join([*lines, "", reason])
+    return "\n".join([*lines, _cost_line(f"multiply-accumulates, {what}", *macs)])
 
 
 def _cost_line(name: str, one: int, both: int) -> str:
@@ -184,9 +183,8 @@ def evaluation_results(
         matching = rows_of(fast, scores.rows)
         return results_of(matching[0], dataset or scores.dataset, "test") if len(matching) == 1 else []
     chosen = [choice for choice in fast.choices if choice.chosen]
-    return (
-        [Result(dataset or "validation images", "validation", "nll", "NLL", chosen[0].nll)] if chosen else []
-    )
+    name = dataset or "validation images"
+    return [Result(name, "validation", "nll", "NLL", choice.nll) for choice in chosen[:1]]
 
 
 def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:

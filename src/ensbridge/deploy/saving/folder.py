@@ -133,13 +133,8 @@ def _load(folder: Path, source: nn.Module | None, allowed: Collection[str]) -> F
     """Load from a folder that nobody writes to meanwhile."""
     config = folder / CONFIG
     if not config.is_file():
-        what = (
-            "holds no config.json"
-            if folder.is_dir()
-            else "is a file"
-            if folder.exists()
-            else "does not exist"
-        )
+        absent = "is a file" if folder.exists() else "does not exist"
+        what = "holds no config.json" if folder.is_dir() else absent
         raise ValueError(f"{folder} {what}; give a folder that FastEnsemble.save wrote")
     description = read_description(config)
     if source is not None:
@@ -176,22 +171,16 @@ def _stamps(path: Path) -> list[tuple[int, int, int] | None]:
     return stamps
 
 
-def _is_card(card: Path) -> bool:
-    """Whether a file is the card of a saved model."""
-    return read_file(card, MOST_JSON, "choose another folder").startswith(CARD_START.encode())
-
-
 def _check_ours(path: Path) -> None:
     """Refuse to overwrite what is not ours."""
     config, card = path / CONFIG, path / CARD
-    if card.exists() and not _is_card(card):
-        raise ValueError(f"{card} is not the card of a saved model; choose another folder")
-    if not config.exists():
-        if (path / WEIGHTS).exists():
-            raise ValueError(f"{path} holds a {WEIGHTS} without its {CONFIG}; choose another folder")
-        return
-    if not is_ours(read_json(config)):
-        raise ValueError(f"{config} describes no saved model; choose another folder")
+    remedy = "choose another folder"
+    if card.exists() and not read_file(card, MOST_JSON, remedy).startswith(CARD_START.encode()):
+        raise ValueError(f"{card} is not the card of a saved model; {remedy}")
+    if config.exists() and not is_ours(read_json(config)):
+        raise ValueError(f"{config} describes no saved model; {remedy}")
+    if not config.exists() and (path / WEIGHTS).exists():
+        raise ValueError(f"{path} holds a {WEIGHTS} without its {CONFIG}; {remedy}")
 
 
 def _finish_interrupted(path: Path) -> None:
@@ -203,16 +192,16 @@ def _finish_interrupted(path: Path) -> None:
 
 def _weights_of(folder: Path, sha256: str) -> Path:
     """The file of weights that a description belongs to."""
-    there = [path for path in (folder / WEIGHTS, folder / PENDING) if path.is_file()]
-    for path in there:
-        if path.stat().st_size <= LARGEST_WEIGHTS and digest(path) == sha256:
+    weights = folder / WEIGHTS
+    for path in (weights, folder / PENDING):
+        if path.is_file() and path.stat().st_size <= LARGEST_WEIGHTS and digest(path) == sha256:
             return path
-    if folder / WEIGHTS not in there:
+    if not weights.is_file():
         raise ValueError(f"{folder} holds no {WEIGHTS}; {COPY_AGAIN}")
-    if (folder / WEIGHTS).stat().st_size > LARGEST_WEIGHTS:
-        raise ValueError(f"{folder / WEIGHTS} has more than {LARGEST_WEIGHTS:,} bytes; {COPY_AGAIN}")
+    if weights.stat().st_size > LARGEST_WEIGHTS:
+        raise ValueError(f"{weights} has more than {LARGEST_WEIGHTS:,} bytes; {COPY_AGAIN}")
     raise ValueError(
-        f"{folder / WEIGHTS} is not the file that {CONFIG} was written with: truncated, damaged or another "
+        f"{weights} is not the file that {CONFIG} was written with: truncated, damaged or another "
         f"model's; {COPY_AGAIN}"
     )
 

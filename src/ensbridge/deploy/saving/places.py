@@ -18,7 +18,11 @@ def find_model(name: Path | str) -> Path:
     ValueError: zoo:nothing is not in the zoo; there are: zoo:cifar10, zoo:cifar10-2, zoo:cifar10-distilled
     """
     if isinstance(name, str) and name.startswith(ZOO):
-        return _in_zoo(name.removeprefix(ZOO))
+        names = zoo_names()
+        if name.removeprefix(ZOO) not in names:
+            known = ", ".join(f"{ZOO}{known}" for known in names) or "none in this installation"
+            raise ValueError(f"{name} is not in the zoo; there are: {known}")
+        return _zoo() / name.removeprefix(ZOO)
     if isinstance(name, str) and name.startswith(HUB):
         if (local := Path(name.removeprefix(HUB))).is_dir():
             return local
@@ -31,14 +35,6 @@ def find_model(name: Path | str) -> Path:
 def zoo_names() -> list[str]:
     """What ships with the package."""
     return sorted(folder.name for folder in _zoo().iterdir() if (folder / "config.json").is_file())
-
-
-def _in_zoo(name: str) -> Path:
-    names = zoo_names()
-    if name not in names:
-        there = ", ".join(f"{ZOO}{known}" for known in names) or "none in this installation"
-        raise ValueError(f"{ZOO}{name} is not in the zoo; there are: {there}")
-    return _zoo() / name
 
 
 def _zoo() -> Path:
