@@ -150,11 +150,7 @@ def _predictions(fast: FastEnsemble, images: Tensor, top_k: int | None = None) -
     """A prediction for each image, None where logits are not finite."""
     both = fast.with_source(to_network(images, fast))
     log_probs, source = (logits.double().log_softmax(-1).cpu() for logits in both)
-    names = fast.class_names or tuple(map(str, range(log_probs.shape[1])))
-    if len(names) != (classes := log_probs.shape[1]):
-        raise ValueError(
-            f"the model has {classes} classes and {len(names)} class_names; save it again with one each"
-        )
+    names = class_names_of(fast, log_probs.shape[1])
     predictions: list[Prediction | None] = []
     for ours, theirs in zip(log_probs, source, strict=True):
         if ours.isnan().any() or theirs.isnan().any():  # as log_softmax makes of infinity, too
@@ -175,6 +171,16 @@ def _predictions(fast: FastEnsemble, images: Tensor, top_k: int | None = None) -
             )
         )
     return predictions
+
+
+def class_names_of(fast: FastEnsemble, classes: int) -> tuple[str, ...]:
+    """The names of a model's classes, or their numbers where it has no names."""
+    names = fast.class_names or tuple(map(str, range(classes)))
+    if len(names) != classes:
+        raise ValueError(
+            f"the model has {classes} classes and {len(names)} class_names; save it again with one each"
+        )
+    return names
 
 
 def _best_classes(log_probs: Tensor, names: Sequence[str], count: int) -> tuple[tuple[str, float], ...]:

@@ -12,7 +12,7 @@ from torch.export import Dim, ExportedProgram
 
 from ensbridge.deploy.saving.description import LARGEST_BATCH
 from ensbridge.models.fast_ensemble import AbstractFastEnsemble
-from ensbridge.utils.inputs import Inputs, call_network, map_inputs, tensors_of, unpack
+from ensbridge.utils.inputs import Inputs, call_network, map_inputs, pack, tensors_of, unpack
 from ensbridge.utils.text import one_line
 
 BATCHES = (1, 3, 17)
@@ -30,21 +30,16 @@ class _Graph(nn.Module):
 
         def forward(*inputs: Tensor, **named: Tensor) -> Tensor | tuple[Tensor, ...]:
             batch = dict(zip(names, inputs, strict=False)) | named
-            given = batch if isinstance(example, Mapping) else tuple(batch.values())
-            return (
-                cast(AbstractFastEnsemble, model).with_source(_single(given))
-                if with_source
-                else call_network(model, given)
-            )
+            by_name = isinstance(example, Mapping)
+            given = pack((), batch) if by_name else pack(tuple(batch.values()), {})
+            if with_source:
+                return cast(AbstractFastEnsemble, model).with_source(given)
+            return call_network(model, given)
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter(name, kind) for name in names]
         vars(forward)["__signature__"] = inspect.Signature(parameters)
         self.forward = forward
-
-
-def _single(inputs: Inputs) -> Inputs:
-    return inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
 
 
 def input_names(inputs: Inputs) -> list[str]:

@@ -32,12 +32,9 @@ class ClassProbability(BaseModel):
     probability: float = Field(ge=0, le=1)
 
 
-class Opinion(BaseModel):
+class Opinion(ClassProbability):
     """What one predictor says: its most probable class, and the first few with their probabilities."""
 
-    label: str
-    class_index: int = Field(ge=0)
-    probability: float = Field(ge=0, le=1)
     probabilities: list[ClassProbability]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.bridge.sampler import Features
-from ensbridge.deploy.batch import Pixels
+from ensbridge.deploy.batch import MODES, Pixels, class_names_of
 from ensbridge.deploy.export import cannot_take, image_like
 from ensbridge.deploy.members import WEIGHTS, Overrides, open_member
 from ensbridge.deploy.saving import load
@@ -32,7 +32,6 @@ from ensbridge.models.stored_network import load_weights
 from ensbridge.utils.files import MOST_JSON, read_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-CHANNELS = (1, 3, 4)  # that an image file can be read with
 
 
 @dataclass(frozen=True)
@@ -70,14 +69,9 @@ class ServedModel:
         self.fast = fast.to(settings.device).requires_grad_(False)
         self.shape, self.dtype = tuple(example.shape[1:]), example.dtype
         self.classes = _classes(self.fast, example)
-        self.class_names = fast.class_names or tuple(map(str, range(self.classes)))
-        if len(self.class_names) != self.classes:
-            raise ValueError(
-                f"the model has {self.classes} classes and {len(self.class_names)} class_names; "
-                "save it again with one each"
-            )
+        self.class_names = class_names_of(fast, self.classes)
         self.pixels = Pixels.of(fast, settings.mean, settings.std)
-        self.takes_files = len(self.shape) == 3 and self.shape[0] in CHANNELS
+        self.takes_files = len(self.shape) == 3 and self.shape[0] in MODES
         if self.takes_files:
             self.pixels(example)  # a mean or std of another number of channels is refused now
         card = find_model(spec.path) / CARD
