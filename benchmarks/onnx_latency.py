@@ -27,8 +27,7 @@ from onnxruntime.quantization import (  # pyright: ignore[reportMissingTypeStubs
 )
 
 import ensbridge as eb
-from ensbridge.deploy.benchmark.ratios import SPREAD, quantile, ratio_of
-from ensbridge.deploy.benchmark.rounds import time_rounds
+from ensbridge.deploy.benchmark.timing import SPREAD, quantile, ratio_of, time_rounds
 from ensbridge.deploy.export import export, onnx_bytes, silence, trace
 
 MODEL, SHAPE = "zoo:cifar10", (3, 32, 32)

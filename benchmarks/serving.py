@@ -29,7 +29,7 @@ from _load import Load, closed_loop, cpu_seconds, infer_request, raw_request, se
 from fastapi import FastAPI, Request, Response
 
 import ensbridge as eb
-from ensbridge.deploy.benchmark.ratios import median_interval, quantile
+from ensbridge.deploy.benchmark.timing import median_interval, quantile
 from ensbridge.deploy.serve.backends import build_backend
 from ensbridge.deploy.serve.run import address, bind
 

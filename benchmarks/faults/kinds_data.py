@@ -24,8 +24,7 @@ from ensbridge.data.image_io import decode
 from ensbridge.data.svhn import read_svhn
 from ensbridge.data.unpickling import read_pickle
 from ensbridge.deploy.batch import open_image
-from ensbridge.deploy.predict_inputs import open_inputs
-from ensbridge.deploy.predict_tables import Damaged
+from ensbridge.deploy.predict_inputs import Damaged, open_inputs
 from ensbridge.training.output_cache import cache_outputs
 from faults.kinds_models import Program
 from faults.mutate import mutate_bytes, mutate_json

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from _saving import small
-from ensbridge.deploy.saving.metadata import Result, write_head
+from ensbridge.deploy.saving.card import Result, write_head
 from ensbridge.evaluation.choices import Choice
 from ensbridge.methods import BridgeConfig
 

@@ -19,8 +19,8 @@ import ensbridge.deploy.export as room
 from _saving import contents, runner, small
 from ensbridge.bridge.bridge import FeatureBridge
 from ensbridge.deploy import tracing
-from ensbridge.deploy.agreement import difference
 from ensbridge.deploy.export import Target, export, inputs, trace
+from ensbridge.deploy.tracing import difference
 from ensbridge.methods import Bridge, BridgeConfig
 from ensbridge.models import MapScore, TokenScore
 from ensbridge.models.fast_ensemble import FastEnsemble

@@ -14,7 +14,7 @@ from ensbridge.utils.extras import need
 from ensbridge.utils.progress import progress_bars
 
 if TYPE_CHECKING:
-    from ensbridge.deploy.predict_tables import AbstractInput
+    from ensbridge.deploy.predict_inputs import AbstractInput
     from ensbridge.deploy.predictor import PredictorConfig
 
 FORMATS = ("onnx", "pt2", "triton")

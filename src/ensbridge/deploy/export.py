@@ -26,11 +26,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ensbridge.bridge.bridge import Bridge
-from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
 from ensbridge.deploy.fuse import prepare_for_inference
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.description import LARGEST_BATCH, LARGEST_IMAGE
-from ensbridge.deploy.tracing import BATCHES, batch_sizes, inputs, trace
+from ensbridge.deploy.tracing import BATCHES, TOLERANCE, batch_sizes, difference, inputs, tolerance, trace
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_folder, write_atomically

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ensbridge.deploy.saving.description import is_ours
+from ensbridge.deploy.saving.folder import HUB
 from ensbridge.deploy.saving.hub import download_files
-from ensbridge.deploy.saving.places import HUB
 from ensbridge.models.libraries import TRANSFORMERS, import_library, plain_settings
 from ensbridge.models.named import ImageInput, NamedNetwork
 from ensbridge.models.stored_network import load_weights

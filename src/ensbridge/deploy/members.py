@@ -17,14 +17,11 @@ from torch import Tensor, nn
 from ensbridge.deploy.hub_classifiers import Classifier, open_classifier, timm_input
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.architecture import Architecture
-from ensbridge.deploy.saving.description import is_ours
-from ensbridge.deploy.saving.folder import CONFIG
-from ensbridge.deploy.saving.places import HUB, ZOO
+from ensbridge.deploy.saving.folder import CONFIG, HUB, ZOO
 from ensbridge.models.libraries import Library, build_network, import_library
 from ensbridge.models.named import ImageInput, NamedNetwork, Normalise
 from ensbridge.models.preprocessed import Preprocessed
 from ensbridge.models.stored_network import load_weights, read_state, renamed
-from ensbridge.utils.files import read_json
 from ensbridge.utils.text import one_line
 
 NAMES = "timm:NAME@FILE, torchvision:NAME@FILE, hf:USER/NAME, a model's folder or a .pt2"
@@ -84,12 +81,10 @@ def open_member(text: str, overrides: Overrides | None = None, allow: Collection
     library, colon, rest = name.partition(":")
     if colon and library in ("timm", "torchvision"):
         member = _from_library(library, rest, text, wanted)  # type: ignore[arg-type]
-    elif name.startswith(HUB):
+    elif name.startswith(ZOO):
+        member = _from_saved(name, text, allow)
+    elif name.startswith(HUB) or (Path(name) / CONFIG).is_file():
         member = _from_classifier(open_classifier(name), text, wanted) or _from_saved(name, text, allow)
-    elif name.startswith(ZOO) or (Path(name) / CONFIG).is_file():
-        ours = name.startswith(ZOO) or is_ours(read_json(Path(name) / CONFIG))
-        member = None if ours else _from_classifier(open_classifier(name), text, wanted)
-        member = member or _from_saved(name, text, allow)
     elif Path(name).suffix == ".pt2":
         member = _from_program(Path(name), text, said)  # what holds for all the others may be inside it
     elif Path(name).suffix in WEIGHTS:

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ensbridge.deploy.batch import as_text
-from ensbridge.deploy.predict_inputs import MANIFEST
-from ensbridge.deploy.predict_tables import AbstractInput, Damaged
+from ensbridge.deploy.predict_inputs import MANIFEST, AbstractInput, Damaged
 from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
-from ensbridge.deploy.saving.places import find_model
+from ensbridge.deploy.saving.folder import find_model
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import (
     MOST_JSON,

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.deploy.benchmark.memory import RESOLUTION, cores, pinned
-from ensbridge.deploy.benchmark.ratios import SPREAD, Ratio, quantile, ratio_of
-from ensbridge.deploy.benchmark.rounds import Clock, time_rounds
 from ensbridge.deploy.benchmark.runtimes import RUNTIMES, CannotRun, Runner, Runtime, ready
+from ensbridge.deploy.benchmark.timing import SPREAD, Clock, Ratio, quantile, ratio_of, time_rounds
 from ensbridge.deploy.export import cannot_take, check_fast, example_like
 from ensbridge.deploy.fuse import InferenceModel, prepare_for_inference
 from ensbridge.deploy.saving import load

@@ -10,11 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ensbridge.deploy.agreement import difference, tolerance
 from ensbridge.deploy.benchmark.memory import peak_memory, resident
 from ensbridge.deploy.cuda_graph import capture
 from ensbridge.deploy.export import onnx_bytes, onnx_session, silence
-from ensbridge.deploy.tracing import input_names, trace
+from ensbridge.deploy.tracing import difference, input_names, tolerance, trace
 from ensbridge.utils.extras import missing
 from ensbridge.utils.inputs import Inputs, call_network, tensors_of, unpack
 from ensbridge.utils.text import one_line

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 
 from ensbridge.deploy.saving.description import Description, Facts
-from ensbridge.deploy.saving.metadata import Result, results_of, write_head
+from ensbridge.deploy.saving.folder import CARD_FOLDER, CARD_START
 from ensbridge.evaluation.choices import choices_table
 from ensbridge.evaluation.fidelity import Fidelity
 from ensbridge.evaluation.scores import COLUMNS, Row, Scores, cells, parse_scores, summarise
@@ -18,7 +21,20 @@ from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.input_specs import made_up_inputs
 from ensbridge.utils.text import one_line
 
-_FOLDER = '"path/to/this/folder"'
+TAGS = ("ensbridge", "image-classification", "deep-ensembles", "uncertainty")
+TASK = "image-classification"
+_LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}", re.ASCII | re.IGNORECASE)
+_HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+
+
+class Result(NamedTuple):
+    """A figure of a model on a part of a data set."""
+
+    dataset: str
+    split: str
+    metric: str  # as the hub's evaluate calls it
+    name: str
+    value: float
 
 
 def write_card(
@@ -114,11 +130,11 @@ def _cost_line(name: str, one: int, both: int) -> str:
 
 def _use(description: Description) -> str:
     source = description.source
-    call = f"eb.load({_FOLDER})"
+    call = f"eb.load({CARD_FOLDER})"
     if source.build is None:
-        call = f"eb.load({_FOLDER}, source=net)  # net: your {_text(source.name)}, to be filled"
+        call = f"eb.load({CARD_FOLDER}, source=net)  # net: your {_text(source.name)}, to be filled"
     elif not source.build.startswith("ensbridge.nets:"):
-        call = f'eb.load({_FOLDER}, allow=["{source.build}"])  # imports it, so only if you trust it'
+        call = f'eb.load({CARD_FOLDER}, allow=["{source.build}"])  # imports it, so only if you trust it'
     specs = description.facts.input_specs or ()
     names = [_text(spec.name) for spec in specs if spec.name]
     given = ", ".join(f"{name}={name}" for name in names if name.isidentifier())
@@ -212,3 +228,102 @@ def _count(number: int, what: str) -> str:
 def _text(text: str) -> str:
     """Text on one line that Markdown leaves as it is."""
     return " ".join(text.replace("`", "'").replace("|", "\\|").replace("<", "&lt;").split())
+
+
+# ------------------------------------------------------------------------------ the head
+
+
+def results_of(row: Row, dataset: str | None, split: str) -> list[Result]:
+    """A row's figures; accuracy as a share, as the hub has it."""
+    name = dataset or "unknown"
+    figures = {
+        "accuracy": ("accuracy", row.acc / 100),
+        "nll": ("NLL", row.nll),
+        "ece": ("expected calibration error", row.ece),
+        "brier_score": ("Brier score", row.brier),
+    }
+    return [
+        Result(name, split, metric, title, value)
+        for metric, (title, value) in figures.items()
+        if value is not None and math.isfinite(value)
+    ]
+
+
+def is_licence(text: str) -> bool:
+    """Whether the hub may take it for a licence's identifier.
+
+    >>> is_licence("apache-2.0"), is_licence("Apache 2.0")
+    (True, False)
+    """
+    return _LICENCE.fullmatch(text) is not None
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a model on the hub may have this name.
+
+    >>> is_hub_name("timm/resnet18.a1_in1k"), is_hub_name("/models/resnet18")
+    (True, False)
+    """
+    return _HUB_NAME.fullmatch(text) is not None
+
+
+def check_origin(licence: str | None, base_models: Sequence[str] = ()) -> None:
+    """Refuse what a card could not say of a model's licence and of what it was made of."""
+    if licence is not None and not is_licence(licence):
+        raise ValueError(f"license is {licence!r}; give an identifier such as 'apache-2.0' or 'mit'")
+    for name in base_models:
+        if not is_hub_name(name):
+            raise ValueError(
+                f"base_models has {name!r}; give names on the hub, such as 'timm/resnet18.a1_in1k'"
+            )
+
+
+def write_head(
+    title: str, licence: str | None = None, base_models: Sequence[str] = (), results: Sequence[Result] = ()
+) -> str:
+    """The lines between "---", which huggingface_hub's ModelCardData reads.
+
+    >>> print(write_head("One network", "mit"))
+    ---
+    library_name: ensbridge
+    pipeline_tag: image-classification
+    license: "mit"
+    tags:
+    - ensbridge
+    - image-classification
+    - deep-ensembles
+    - uncertainty
+    ---
+    """
+    check_origin(licence, base_models)
+    models = list(dict.fromkeys(base_models))
+    lines = [CARD_START.rstrip(), f"pipeline_tag: {TASK}"]
+    if licence is not None:
+        lines.append(f"license: {json.dumps(licence)}")
+    if models:
+        lines += ["base_model:", *(f"- {json.dumps(name)}" for name in models)]
+    lines += ["tags:", *(f"- {tag}" for tag in TAGS)]
+    if results:
+        lines += ["model-index:", f"- name: {json.dumps(title)}", "  results:"]
+        for (dataset, split), figures in groupby(results, key=lambda result: (result.dataset, result.split)):
+            lines += [
+                "  - task:",
+                f"      type: {TASK}",
+                "    dataset:",
+                f"      name: {json.dumps(dataset)}",
+                f"      type: {json.dumps(_slug(dataset))}",
+                f"      split: {split}",
+                "    metrics:",
+            ]
+            for figure in figures:
+                lines += [
+                    f"    - type: {figure.metric}",
+                    f"      value: {figure.value:.8f}",  # YAML reads 1e-05 as text
+                    f"      name: {json.dumps(figure.name)}",
+                ]
+    return "\n".join([*lines, "---"])
+
+
+def _slug(name: str) -> str:
+    """A data set's name as an identifier."""
+    return re.sub(r"[^a-z0-9_/-]+", "-", name.lower()).strip("-/") or "unknown"

@@ -6,6 +6,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from torch import nn
 
 from ensbridge.deploy.saving.architecture import Architecture, by_recipe, on_cpu, on_meta
 from ensbridge.deploy.saving.description import Description, Facts, is_ours, read_description
-from ensbridge.deploy.saving.places import find_model
 from ensbridge.deploy.saving.weights import (
     COPY_AGAIN,
     GIVE_SAME,
@@ -36,10 +36,13 @@ if TYPE_CHECKING:
     from ensbridge.evaluation.fidelity import Fidelity
     from ensbridge.evaluation.scores import Scores
 
+ZOO, HUB = "zoo:", "hf:"
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # Where new weights wait for the description that makes them valid.
 PENDING = f".{WEIGHTS}.new"
+# By its first lines a card of ours is known, so that nobody else's README is ever overwritten.
 CARD_START = "---\nlibrary_name: ensbridge\n"
+CARD_FOLDER = '"path/to/this/folder"'  # where a card says what to load
 EXPORTS = ("model.onnx", "model.pt2")
 TRIES = 5  # at loading, while somebody saves
 
@@ -223,3 +226,40 @@ def _check_source(source: nn.Module, description: Description) -> None:
             "compute the same",
             stacklevel=4,
         )
+
+
+# ------------------------------------------------------------------------------ where a model lies
+
+
+def find_model(name: Path | str) -> Path:
+    """The folder of a model: its own, "zoo:name" from the package, or "hf:user/name" from the hub.
+
+    Where a folder of the hub's name lies here, as "hf:./model" does, it is taken.
+
+    >>> find_model("zoo:nothing")
+    Traceback (most recent call last):
+    ValueError: zoo:nothing is not in the zoo; there are: zoo:cifar10, zoo:cifar10-2, zoo:cifar10-distilled
+    """
+    if isinstance(name, str) and name.startswith(ZOO):
+        names = zoo_names()
+        if name.removeprefix(ZOO) not in names:
+            known = ", ".join(f"{ZOO}{known}" for known in names) or "none in this installation"
+            raise ValueError(f"{name} is not in the zoo; there are: {known}")
+        return _zoo() / name.removeprefix(ZOO)
+    if isinstance(name, str) and name.startswith(HUB):
+        if (local := Path(name.removeprefix(HUB))).is_dir():
+            return local
+        from ensbridge.deploy.saving.hub import fetch
+
+        return fetch(name)
+    return Path(name)
+
+
+def zoo_names() -> list[str]:
+    """What ships with the package."""
+    return sorted(folder.name for folder in _zoo().iterdir() if (folder / "config.json").is_file())
+
+
+def _zoo() -> Path:
+    """The folder of the zoo, which is installed as files."""
+    return Path(str(files("ensbridge"))) / "zoo"

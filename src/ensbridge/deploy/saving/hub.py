@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ensbridge.deploy.saving.description import LARGEST_CONFIG, is_ours, read_description
-from ensbridge.deploy.saving.folder import CARD, CONFIG, WEIGHTS, save
-from ensbridge.deploy.saving.places import HUB
+from ensbridge.deploy.saving.folder import CARD, CARD_FOLDER, CONFIG, HUB, WEIGHTS, save
 from ensbridge.deploy.saving.weights import LARGEST_WEIGHTS, digest
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.files import read_json
@@ -28,7 +27,6 @@ _REVISION = re.compile(r"(?!.*(?:\.\.|//))[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,199}", 
 _LOG_IN = "log in with `hf auth login`, or pass token="
 # Bytes of the files that make a model; no others are ever downloaded.
 LIMITS = {CONFIG: LARGEST_CONFIG, CARD: LARGEST_CONFIG, WEIGHTS: LARGEST_WEIGHTS}
-_FOLDER = '"path/to/this/folder"'  # where a card says what to load
 
 
 def push(
@@ -176,7 +174,7 @@ def _whole_model(folder: Path, name: str) -> dict[str, bytes | str]:
             f"the {WEIGHTS}, {CONFIG} and {CARD} in {folder} do not belong together; save the model again"
         )
     # There the folder is the repository.
-    card = card.replace(_FOLDER, f'"{HUB}{name}"')
+    card = card.replace(CARD_FOLDER, f'"{HUB}{name}"')
     # Weights may be large: the hub's library reads them from the disk, piece by piece.
     return {WEIGHTS: str(folder / WEIGHTS), CONFIG: (folder / CONFIG).read_bytes(), CARD: card.encode()}
 

@@ -12,11 +12,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from ensbridge.deploy.agreement import difference, tolerance
 from ensbridge.deploy.cuda_graph import capture
 from ensbridge.deploy.export import onnx_bytes, onnx_session, silence
 from ensbridge.deploy.fuse import InferenceModel, draws, prepare_for_inference
-from ensbridge.deploy.tracing import trace
+from ensbridge.deploy.tracing import difference, tolerance, trace
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.extras import need
 from ensbridge.utils.inputs import pack

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -41,11 +40,3 @@ class Metrics:
     def reloaded(self, model: str, success: bool) -> None:
         """Count a reload."""
         self.reloads.labels(model, str(success).lower()).inc()
-
-    def watch_queue(self, model: str, waiting: Callable[[], int]) -> None:
-        """Show how many images wait for a model."""
-        self.queues.labels(model).set_function(waiting)
-
-    def text(self) -> bytes:
-        """The metrics in Prometheus' text format."""
-        return generate_latest(self.registry)

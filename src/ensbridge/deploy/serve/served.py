@@ -19,8 +19,7 @@ from ensbridge.deploy.batch import MODES, Pixels, class_names_of
 from ensbridge.deploy.export import cannot_take, image_like
 from ensbridge.deploy.members import WEIGHTS, Overrides, open_member
 from ensbridge.deploy.saving import load
-from ensbridge.deploy.saving.folder import CARD
-from ensbridge.deploy.saving.places import find_model
+from ensbridge.deploy.saving.folder import CARD, find_model
 from ensbridge.deploy.serve.backends import Backend, Run, build_backend, check_backend, is_random
 from ensbridge.deploy.serve.batching import Batcher, Outputs, Worker
 from ensbridge.deploy.serve.limits import Limits, Refused
@@ -63,7 +62,7 @@ class ServedModel:
         self, spec: ModelSpec, settings: Settings, worker: Worker, observe: Callable[[str, int], None]
     ) -> None:
         check_backend(settings.backend, settings.device)
-        self.spec, self.name, self.settings = spec, spec.name, settings
+        self.name, self.settings = spec.name, settings
         fast = load(spec.path, allow=settings.allow)
         example = image_like(fast, spec.path, settings.image_shape).to(settings.device)
         self.fast = fast.to(settings.device).requires_grad_(False)
