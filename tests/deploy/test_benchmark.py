@@ -24,7 +24,7 @@ from ensbridge.deploy.benchmark.bench import Row, Table
 from ensbridge.deploy.benchmark.memory import RESOLUTION, cores, peak_memory, pinned
 from ensbridge.deploy.benchmark.runtimes import CannotRun, Runner, ready
 from ensbridge.deploy.benchmark.text import cells, headline, memory, rich_costs, rich_table
-from ensbridge.deploy.benchmark.timing import median_interval, quantile, ratio_of, time_rounds
+from ensbridge.deploy.benchmark.timing import median_interval, ratio_of, time_rounds
 from ensbridge.deploy.fuse import InferenceModel
 from ensbridge.methods import Bridge
 from ensbridge.metrics.cost import count_macs, count_params
@@ -171,14 +171,6 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
             held += interval[0] <= math.log(2) <= interval[1]
         assert held >= 0.94 * 2000
     assert median_interval(range(20)) == (5, 14)  # as tables of the sign test have it
-
-
-def test_quantiles_are_numpys() -> None:
-    values = noisy(1.0, 0.5, 23)
-    for share in (0.1, 0.5, 0.9):
-        assert quantile(values, share) == pytest.approx(
-            torch.quantile(torch.tensor(values, dtype=torch.float64), share).item()
-        )
 
 
 # ------------------------------------------------------------------------------ the machine

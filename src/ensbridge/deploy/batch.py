@@ -109,7 +109,6 @@ class Pixels:
 
 
 def _remedy(low: float, high: float) -> str:
-    """The options that bring pixels from 0 to 1 into such a range."""
     if low >= 0 and 200 < high <= 255:
         return f"give --std {1 / 255:.9f}, which brings them to 0 to 255"
     options = "the --mean and --std of its training"
@@ -147,7 +146,6 @@ def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
 
 @torch.no_grad()
 def _predictions(fast: FastEnsemble, images: Tensor, top_k: int | None = None) -> list[Prediction | None]:
-    """A prediction for each image, None where logits are not finite."""
     both = fast.with_source(to_network(images, fast))
     log_probs, source = (logits.double().log_softmax(-1).cpu() for logits in both)
     names = class_names_of(fast, log_probs.shape[1])

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ensbridge.bridge.bridge import Bridge
-from ensbridge.deploy.fuse import prepare_for_inference
+from ensbridge.deploy.fuse import draws, prepare_for_inference
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.description import LARGEST_BATCH, LARGEST_IMAGE
 from ensbridge.deploy.tracing import BATCHES, TOLERANCE, batch_sizes, difference, inputs, tolerance, trace
@@ -213,17 +213,13 @@ def _check_request(fast: FastEnsemble, path: Path, to: Target) -> None:
     if path.suffix != f".{to}" or path.is_dir():
         raise ValueError(f"{path} is no name for this export; give a file such as model.{to}")
     for bridge in fast.each_bridge():
-        if not isinstance(bridge, Bridge):
-            continue
-        if bridge.schedule.variance == "released":
+        if isinstance(bridge, Bridge) and draws(bridge):
+            what = "draws a temperature for each image (test_temperature 'drawn')", "test_temperature='mean'"
+            if bridge.schedule.variance == "released":
+                what = "adds noise in every step (variance 'released')", "variance='exact'"
             raise ValueError(
-                "this bridge adds noise in every step (variance 'released'), and an exported graph must not "
-                "be random; build it with BridgeConfig(variance='exact')"
-            )
-        if bridge.config.test_temperature == "drawn":
-            raise ValueError(
-                "this bridge draws a temperature for each image (test_temperature 'drawn'), and an exported "
-                "graph must not be random; build it with BridgeConfig(test_temperature='mean')"
+                f"this bridge {what[0]}, and an exported graph must not be random; build it with "
+                f"BridgeConfig({what[1]})"
             )
 
 
@@ -282,7 +278,6 @@ def _serialise(program: ExportedProgram, to: Target, metadata: Mapping[str, str]
 
 
 def _open(content: bytes, to: Target, name: str) -> Run:
-    """The file's content in its runtime."""
     try:
         return _open_onnx(content) if to == "onnx" else _open_pt2(content)
     except Exception as error:

@@ -155,7 +155,6 @@ def parse_setting(key: str, value: str) -> Any:
 
 
 def _from_library(library: Library, rest: str, text: str, wanted: Overrides) -> Member:
-    """A network of timm or torchvision, with weights from a file or, without one, from the library."""
     name, at, weights = rest.partition("@")
     path = Path(weights)
     if at and path.is_dir() and library == "timm":

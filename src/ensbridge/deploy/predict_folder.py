@@ -118,7 +118,6 @@ def predict_to_folder(
 def _check_manifest(
     folder: Path, config: PredictorConfig, inputs: Sequence[AbstractInput], format: str, part: int
 ) -> None:
-    """Refuse a folder with the predictions of another model, of other images or in another form."""
     listed = "\0".join(source.identity() for source in inputs)
     digest = hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
     told = {
@@ -219,7 +218,6 @@ def _schema(row: dict[str, Any]) -> Any:
 
 
 def _unreadable(parts: Sequence[Part], format: Format) -> Iterator[dict[str, str]]:
-    """The images that could not be read, with the reason."""
     for part in parts:
         if format == "jsonl":
             with open(part.path, encoding="utf-8") as file:

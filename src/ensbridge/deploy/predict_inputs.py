@@ -298,7 +298,6 @@ def _open_npz(path: str, stamp: str, file: IO[bytes]) -> list[AbstractInput]:
 
 
 def _npz_images(path: str, array: str, label: str, header: Header, start: int, stop: int) -> Iterator[Entry]:
-    """The images, one at a time."""
     shape, dtype = header.shape[1:], header.dtype
     size = math.prod(shape) * dtype.itemsize
     with (
@@ -326,7 +325,6 @@ def _open_tar(path: str, stamp: str, file: IO[bytes]) -> list[AbstractInput]:
 
 
 def _tar_images(path: str, start: int, stop: int) -> Iterator[Entry]:
-    """The members' bytes, named as they are in the shard."""
     with (
         open_regular_file(Path(path)) as content,
         _Archive.open(fileobj=content, mode="r:*") as archive,

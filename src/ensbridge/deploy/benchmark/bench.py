@@ -12,14 +12,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ensbridge.deploy.benchmark.memory import RESOLUTION, cores, pinned
 from ensbridge.deploy.benchmark.runtimes import RUNTIMES, CannotRun, Runner, Runtime, ready
-from ensbridge.deploy.benchmark.timing import SPREAD, Clock, Ratio, quantile, ratio_of, time_rounds
+from ensbridge.deploy.benchmark.timing import SPREAD, Clock, Ratio, ratio_of, time_rounds
 from ensbridge.deploy.export import cannot_take, check_fast, example_like
-from ensbridge.deploy.fuse import InferenceModel, prepare_for_inference
+from ensbridge.deploy.fuse import prepare_for_inference
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.description import LARGEST_BATCH
 from ensbridge.metrics.cost import count_macs, count_params
@@ -27,7 +28,7 @@ from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import read_logits
 from ensbridge.utils.inputs import Inputs, count_rows, map_inputs, tensors_of
-from ensbridge.utils.progress import Advance, Stage, silent
+from ensbridge.utils.progress import Stage, silent
 
 ONE = "one member"
 Tell = Callable[["Table"], None]  # hears of each table once it is measured
@@ -155,24 +156,27 @@ def bench(
 
     def measure(runtime: Runtime, batch: int) -> Table:
         images, words = _batch(example, batch), f"{runtime} {batch}"
+        advance = begin(f"{words}: build", len(candidates), "models")
+        runners: dict[str, Runner] = {}
         try:
-            runners = _runners(
-                runtime, fast, models, images, threads, begin(f"{words}: build", len(models), "models")
-            )
+            if runtime == "onnxruntime":  # once unmeasured, for what the library takes at its first use
+                ready(runtime, candidates[ONE].net, images, threads, candidates[ONE].truth)
+            for name, model in candidates.items():
+                runners[name] = ready(runtime, model.net, images, threads, model.truth)
+                advance(1)
         except CannotRun as error:
             return Table(runtime, batch, 0, 0, (), str(error))
         calls = {name: runner.call for name, runner in runners.items()}
-        timings = time_rounds(
-            calls, rounds, seconds, clock=clock, advance=begin(f"{words}: time", rounds, "rounds")
-        )
+        advance = begin(f"{words}: time", rounds, "rounds")
+        timings = time_rounds(calls, rounds, seconds, clock=clock, advance=advance)
         rows = tuple(
-            _row(name, costs[name], runners[name].memory, timings.times, device) for name in timings.times
+            _row(name, model, runners[name].memory, timings.times, device)
+            for name, model in candidates.items()
         )
         return Table(runtime, batch, len(timings.times[ONE]), timings.calls, rows)
 
     with pinned(threads):
-        models = _models(fast)
-        costs = _costs(fast, list(models), map_inputs(lambda tensor: tensor[:1], example))
+        candidates = _candidates(fast, map_inputs(lambda tensor: tensor[:1], example))
         for runtime in dict.fromkeys(runtimes):
             for batch in dict.fromkeys(batches):
                 tables.append(measure(runtime, batch))
@@ -200,60 +204,46 @@ class _Member(nn.Module):
         return read_logits(self.net(*inputs, **named))
 
 
-def _models(fast: FastEnsemble) -> dict[str, nn.Module]:
-    """What is timed, by name."""
-    models: dict[str, nn.Module] = {
-        ONE: _Member(fast.source),
-        _fast_name(len(fast.bridges)): prepare_for_inference(fast),
-    }
-    for count in range(2, min(fast.members, LARGEST_ENSEMBLE) + 1):
-        models[f"DE-{count}"] = Ensemble([copy.deepcopy(fast.source) for _ in range(count)])
-    return {name: model.eval() for name, model in models.items()}
+@dataclass(frozen=True)
+class _Candidate:
+    net: nn.Module  # as it is timed
+    truth: nn.Module  # whose logits it must give
+    macs: int  # of the network as it was trained
+    params: int
 
 
-def _costs(fast: FastEnsemble, names: Sequence[str], image: Inputs) -> dict[str, tuple[int, int]]:
-    """MACs and parameters by name, of the networks as they were trained; the first look at the images."""
+def _candidates(fast: FastEnsemble, image: Inputs) -> dict[str, _Candidate]:
+    """What is timed, by name; the first look at the images."""
     try:
-        one, all_of_it = ((count_macs(net, image), count_params(net)) for net in (fast.source, fast))
+        macs, fast_macs = count_macs(fast.source, image), count_macs(fast, image)
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         raise ValueError(cannot_take(image, error)) from error
-    ensembles = {name: (count * one[0], count * one[1]) for count, name in enumerate(names[2:], 2)}
-    return {names[0]: one, names[1]: all_of_it, **ensembles}
-
-
-def _runners(
-    runtime: Runtime,
-    fast: FastEnsemble,
-    models: dict[str, nn.Module],
-    images: Inputs,
-    threads: int,
-    advance: Advance,
-) -> dict[str, Runner]:
-    """The models, ready to be timed in a runtime."""
-    if runtime == "onnxruntime":  # once unmeasured: what the library takes at its first use is no model's
-        ready(runtime, models[ONE], images, threads, models[ONE])
-    runners = {}
-    for name, model in models.items():
-        # What is prepared is compared with what it was prepared from.
-        truth = fast if isinstance(model, InferenceModel) else model
-        runners[name] = ready(runtime, model, images, threads, truth)
-        advance(1)
-    return runners
+    params, member = count_params(fast.source), _Member(fast.source).eval()
+    candidates = {
+        ONE: _Candidate(member, member, macs, params),
+        _fast_name(len(fast.bridges)): _Candidate(
+            prepare_for_inference(fast), fast, fast_macs, count_params(fast)
+        ),
+    }
+    for count in range(2, min(fast.members, LARGEST_ENSEMBLE) + 1):
+        ensemble = Ensemble([copy.deepcopy(fast.source) for _ in range(count)]).eval()
+        candidates[f"DE-{count}"] = _Candidate(ensemble, ensemble, count * macs, count * params)
+    return candidates
 
 
 def _row(
     name: str,
-    costs: tuple[int, int],
+    model: _Candidate,
     memory: int | None,
     times: Mapping[str, Sequence[float]],
     device: torch.device,
 ) -> Row:
-    median, low, high = (quantile(times[name], share) for share in (0.5, *SPREAD))
+    median, low, high = map(float, np.quantile(times[name], (0.5, *SPREAD)))
     ratio = None if name == ONE else ratio_of(times[name], times[ONE])
     below = None
     if memory is not None and memory < RESOLUTION and device.type == "cpu":  # which is told coarsely
         memory, below = None, RESOLUTION
-    return Row(name, *costs, memory, below, median, low, high, ratio)
+    return Row(name, model.macs, model.params, memory, below, median, low, high, ratio)
 
 
 def _batch(example: Inputs, count: int) -> Inputs:

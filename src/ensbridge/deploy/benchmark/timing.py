@@ -115,7 +115,7 @@ def ratio_of(times: Sequence[float], one: Sequence[float]) -> Ratio:
     'its median may be anything from ×1.05 to ×1.50, wider than its difference of 0.20 from ×1'
     """
     ratios = [time / other for time, other in zip(times, one, strict=True)]
-    median, low, high = (quantile(ratios, share) for share in (0.5, *SPREAD))
+    median, low, high = map(float, np.quantile(ratios, (0.5, *SPREAD)))
     interval = median_interval(ratios)
     reason = None
     if interval is None:
@@ -149,12 +149,3 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     while (more := wrong + math.comb(count, k) / 2**count) <= (1 - CONFIDENCE) / 2:
         wrong, k = more, k + 1
     return (ordered[k - 1], ordered[-k]) if k else None
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of all lies, between two neighbours on the straight line.
-
-    >>> quantile([4.0, 1.0, 3.0, 2.0], 0.5), quantile([0.0, 10.0], 0.1)
-    (2.5, 1.0)
-    """
-    return float(np.quantile(values, share))

@@ -206,7 +206,6 @@ def _careful(
 
 
 def _names_device(arguments: Mapping[str, Any]) -> bool:
-    """Whether decoded JSON has the key "device" anywhere."""
     left: list[Any] = [arguments]
     while left:
         item = left.pop()

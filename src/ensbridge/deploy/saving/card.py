@@ -325,5 +325,4 @@ def write_head(
 
 
 def _slug(name: str) -> str:
-    """A data set's name as an identifier."""
     return re.sub(r"[^a-z0-9_/-]+", "-", name.lower()).strip("-/") or "unknown"

@@ -175,7 +175,6 @@ def _stamps(path: Path) -> list[tuple[int, int, int] | None]:
 
 
 def _check_ours(path: Path) -> None:
-    """Refuse to overwrite what is not ours."""
     config, card = path / CONFIG, path / CARD
     remedy = "choose another folder"
     if card.exists() and not read_file(card, MOST_JSON, remedy).startswith(CARD_START.encode()):
@@ -194,7 +193,6 @@ def _finish_interrupted(path: Path) -> None:
 
 
 def _weights_of(folder: Path, sha256: str) -> Path:
-    """The file of weights that a description belongs to."""
     weights = folder / WEIGHTS
     for path in (weights, folder / PENDING):
         if path.is_file() and path.stat().st_size <= LARGEST_WEIGHTS and digest(path) == sha256:

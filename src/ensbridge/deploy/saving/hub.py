@@ -112,7 +112,6 @@ def _download(name: str, version: str, patterns: Iterable[str], **options: Any) 
 
 
 def _parse(address: str) -> tuple[str, str]:
-    """The name and the version in "hf:user/name@version"."""
     name, at, version = address.removeprefix(HUB).partition("@")
     _check_name(name)
     if at and not _REVISION.fullmatch(version):
