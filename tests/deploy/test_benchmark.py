@@ -18,7 +18,7 @@ import torch
 
 import _tiny
 import ensbridge.cli.bench  # noqa: F401
-from ensbridge import cli
+from _named import run
 from ensbridge.deploy.benchmark import Benchmark, bench, runtimes
 from ensbridge.deploy.benchmark.bench import Row, Table
 from ensbridge.deploy.benchmark.memory import RESOLUTION, cores, peak_memory, pinned
@@ -372,14 +372,6 @@ def test_a_plain_network_is_refused() -> None:
 # ------------------------------------------------------------------------------ the command
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["ensbridge", "bench", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert isinstance(left.value.code, int)
-    return left.value.code
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved model that says what images it takes."""
@@ -393,7 +385,7 @@ def test_the_command_prints_tables_or_json(
     as_json: bool, saved: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     words = ["--rounds", "6", "--batch", "4", "--batch", "2", "--threads", "1", "--quiet"]
-    assert command(monkeypatch, saved, *words, *(["--json"] if as_json else [])) == 0
+    assert run(monkeypatch, "bench", saved, *words, *(["--json"] if as_json else [])) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     if as_json:
@@ -422,7 +414,7 @@ def test_a_table_is_printed_once_it_is_measured_and_json_at_the_end(
 
     monkeypatch.setattr(module, "ready", interrupted)
     words = ["--rounds", "6", "--batch", "2", "--threads", "1", *(["--json"] if as_json else [])]
-    assert command(monkeypatch, saved, *words) == 130
+    assert run(monkeypatch, "bench", saved, *words) == 130
     captured = capsys.readouterr()
     if as_json:
         assert captured.out == ""
@@ -455,7 +447,7 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     model().save(tmp_path / "plain")
     monkeypatch.chdir(tmp_path)
-    assert command(monkeypatch, *words) == 2
+    assert run(monkeypatch, "bench", *words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
