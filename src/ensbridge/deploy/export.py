@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from ensbridge.bridge.bridge import Bridge
 from ensbridge.deploy.fuse import draws, prepare_for_inference
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.description import LARGEST_BATCH, LARGEST_IMAGE
-from ensbridge.deploy.tracing import BATCHES, TOLERANCE, batch_sizes, difference, inputs, tolerance, trace
+from ensbridge.deploy.tracing import TOLERANCE, batch_sizes, difference, inputs, tolerance, trace
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_folder, write_atomically
@@ -67,9 +67,9 @@ class Exported:
     batches: int  # how many were compared
     difference: float  # the largest, as a share of the logits' scale, on batches that float32 can tell
     tolerance: float
-    coarse: int = 0  # batches on which the model's own rounding is larger than that, and the file's no larger
-    batch_sizes: tuple[int, ...] = BATCHES  # of those that were made up
-    made_up: str = "images: random, zeros, ones, times 1000, negative"
+    coarse: int  # batches on which the model's own rounding is larger than that, and the file's no larger
+    batch_sizes: tuple[int, ...]  # of those that were made up
+    made_up: str  # what is in them
 
     def __str__(self) -> str:
         opset = "" if self.opset is None else f", opset {self.opset}"
@@ -121,9 +121,10 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Example) -
     write_atomically(path, content)
     fine = [gap for gap in gaps if gap <= allowed]
     worst, coarse = max(fine, default=0.0), len(gaps) - len(fine)
-    done = Exported(path, len(content), opset, len(gaps), worst, allowed, coarse, batch_sizes(images))
     floats = any(tensor.is_floating_point() for tensor in tensors_of(images))
-    return done if floats else replace(done, made_up="rows of the example")
+    made_up = "images: random, zeros, ones, times 1000, negative" if floats else "rows of the example"
+    sizes = batch_sizes(images)
+    return Exported(path, len(content), opset, len(gaps), worst, allowed, coarse, sizes, made_up)
 
 
 def export_folder(

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -27,14 +26,12 @@ _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}", re.ASCII | re.IGNORECASE)
 _HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 
 
-class Result(NamedTuple):
-    """A figure of a model on a part of a data set."""
+class Results(NamedTuple):
+    """Figures of a model on a part of a data set."""
 
     dataset: str
     split: str
-    metric: str  # as the hub's evaluate calls it
-    name: str
-    value: float
+    figures: Sequence[tuple[str, str, float]]  # what the hub's evaluate calls it, its name, its value
 
 
 def write_card(
@@ -48,7 +45,7 @@ def write_card(
     """The whole card."""
     if isinstance(scores, Mapping):
         scores = parse_scores(json.loads(json.dumps(scores)))
-    results = evaluation_results(fast, scores, dataset)
+    results = _evaluation_results(fast, scores, dataset)
     parts = [
         write_head(_title(fast), license, base_models, results),
         f"# {_title(fast)}\n\n{_what(fast, description)}",
@@ -188,19 +185,29 @@ def rows_of(fast: FastEnsemble, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if (row.params, row.bridges, row.steps, row.members) == identity]
 
 
-def evaluation_results(
+def _evaluation_results(
     fast: FastEnsemble, scores: Scores | Fidelity | None, dataset: str | None
-) -> list[Result]:
-    """A model's own figures, as far as it is known which they are, for the card's metadata."""
+) -> Results | None:
+    """A model's own figures, as far as it is known which they are; accuracy as a share, as the hub has it."""
     if isinstance(scores, Fidelity):
-        row = scores.row
-        return [] if row is None else results_of(row, dataset, "test")
-    if isinstance(scores, Scores):
-        matching = rows_of(fast, scores.rows)
-        return results_of(matching[0], dataset or scores.dataset, "test") if len(matching) == 1 else []
-    chosen = [choice for choice in fast.choices if choice.chosen]
-    name = dataset or "validation images"
-    return [Result(name, "validation", "nll", "NLL", choice.nll) for choice in chosen[:1]]
+        rows = [] if scores.row is None else [scores.row]
+    elif isinstance(scores, Scores):
+        rows, dataset = rows_of(fast, scores.rows), dataset or scores.dataset
+    else:
+        chosen = [("nll", "NLL", choice.nll) for choice in fast.choices if choice.chosen]
+        return Results(dataset or "validation images", "validation", chosen[:1])
+    if len(rows) != 1:
+        return None
+    figures = (
+        ("accuracy", "accuracy", rows[0].acc / 100),
+        ("nll", "NLL", rows[0].nll),
+        ("ece", "expected calibration error", rows[0].ece),
+        ("brier_score", "Brier score", rows[0].brier),
+    )
+    finite = [
+        (metric, name, value) for metric, name, value in figures if value is not None and math.isfinite(value)
+    ]
+    return Results(dataset or "unknown", "test", finite)
 
 
 def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:
@@ -233,22 +240,6 @@ def _text(text: str) -> str:
 # ------------------------------------------------------------------------------ the head
 
 
-def results_of(row: Row, dataset: str | None, split: str) -> list[Result]:
-    """A row's figures; accuracy as a share, as the hub has it."""
-    name = dataset or "unknown"
-    figures = {
-        "accuracy": ("accuracy", row.acc / 100),
-        "nll": ("NLL", row.nll),
-        "ece": ("expected calibration error", row.ece),
-        "brier_score": ("Brier score", row.brier),
-    }
-    return [
-        Result(name, split, metric, title, value)
-        for metric, (title, value) in figures.items()
-        if value is not None and math.isfinite(value)
-    ]
-
-
 def is_licence(text: str) -> bool:
     """Whether the hub may take it for a licence's identifier.
 
@@ -279,7 +270,7 @@ def check_origin(licence: str | None, base_models: Sequence[str] = ()) -> None:
 
 
 def write_head(
-    title: str, licence: str | None = None, base_models: Sequence[str] = (), results: Sequence[Result] = ()
+    title: str, licence: str | None = None, base_models: Sequence[str] = (), results: Results | None = None
 ) -> str:
     """The lines between "---", which huggingface_hub's ModelCardData reads.
 
@@ -303,24 +294,25 @@ def write_head(
     if models:
         lines += ["base_model:", *(f"- {json.dumps(name)}" for name in models)]
     lines += ["tags:", *(f"- {tag}" for tag in TAGS)]
-    if results:
-        lines += ["model-index:", f"- name: {json.dumps(title)}", "  results:"]
-        for (dataset, split), figures in groupby(results, key=lambda result: (result.dataset, result.split)):
+    if results is not None and results.figures:
+        lines += [
+            "model-index:",
+            f"- name: {json.dumps(title)}",
+            "  results:",
+            "  - task:",
+            f"      type: {TASK}",
+            "    dataset:",
+            f"      name: {json.dumps(results.dataset)}",
+            f"      type: {json.dumps(_slug(results.dataset))}",
+            f"      split: {results.split}",
+            "    metrics:",
+        ]
+        for metric, name, value in results.figures:
             lines += [
-                "  - task:",
-                f"      type: {TASK}",
-                "    dataset:",
-                f"      name: {json.dumps(dataset)}",
-                f"      type: {json.dumps(_slug(dataset))}",
-                f"      split: {split}",
-                "    metrics:",
+                f"    - type: {metric}",
+                f"      value: {value:.8f}",  # YAML reads 1e-05 as text
+                f"      name: {json.dumps(name)}",
             ]
-            for figure in figures:
-                lines += [
-                    f"    - type: {figure.metric}",
-                    f"      value: {figure.value:.8f}",  # YAML reads 1e-05 as text
-                    f"      name: {json.dumps(figure.name)}",
-                ]
     return "\n".join([*lines, "---"])
 
 
