@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,26 +28,14 @@ FILES = (
 _RESAMPLING: dict[object, str] = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """What a folder holds, described but not yet built."""
+def open_classifier(
+    address: str, overridden: Callable[[ImageInput], ImageInput]
+) -> tuple[NamedNetwork, tuple[str, ...] | None, str | None, str | None] | None:
+    """The classifier in a folder, or at "hf:user/name@version"; None where it is a model of ensbridge's.
 
-    folder: Path
-    config: Mapping[str, Any]
-    takes: ImageInput
-    class_names: tuple[str, ...] | None
-    base_model: str | None
-    license: str | None
-
-    def build(self, takes: ImageInput) -> NamedNetwork:
-        """The network with its weights, for an input that may differ from what the folder says."""
-        if "architecture" in self.config:
-            return _build_timm(self.folder, self.config, takes)
-        return _build_transformers(self.folder, self.config, takes)
-
-
-def open_classifier(address: str) -> Classifier | None:
-    """The classifier in a folder, or at "hf:user/name@version"; None where it is a model of ensbridge's."""
+    With its classes' names, its own name on the hub and its licence, as far as they are known. Its input may
+    be overridden.
+    """
     name = address.removeprefix(HUB)
     local = Path(name).is_dir()
     if not local and name.startswith((".", "/", "~")):
@@ -84,7 +71,8 @@ def open_classifier(address: str) -> Classifier | None:
             takes, names = _read_preprocessor(folder, config), _labels(config)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise _not_described(path, error) from error
-    return Classifier(folder, config, takes, names, base, licence)
+    build = _build_timm if "architecture" in config else _build_transformers
+    return build(folder, config, overridden(takes)), names, base, licence
 
 
 def _not_described(path: Path, error: Exception) -> ValueError:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensbridge.deploy.hub_classifiers import Classifier, open_classifier, timm_input
+from ensbridge.deploy.hub_classifiers import open_classifier, timm_input
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.architecture import Architecture
 from ensbridge.deploy.saving.folder import CONFIG, HUB, ZOO
@@ -84,7 +84,7 @@ def open_member(text: str, overrides: Overrides | None = None, allow: Collection
     elif name.startswith(ZOO):
         member = _from_saved(name, text, allow)
     elif name.startswith(HUB) or (Path(name) / CONFIG).is_file():
-        member = _from_classifier(open_classifier(name), text, wanted) or _from_saved(name, text, allow)
+        member = _from_classifier(name, text, wanted) or _from_saved(name, text, allow)
     elif Path(name).suffix == ".pt2":
         member = _from_program(Path(name), text, said)  # what holds for all the others may be inside it
     elif Path(name).suffix in WEIGHTS:
@@ -158,7 +158,7 @@ def _from_library(library: Library, rest: str, text: str, wanted: Overrides) -> 
     name, at, weights = rest.partition("@")
     path = Path(weights)
     if at and path.is_dir() and library == "timm":
-        member = _from_classifier(open_classifier(weights), text, wanted)
+        member = _from_classifier(weights, text, wanted)
         if member is None or not isinstance(member.net, NamedNetwork) or member.net.name != name:
             raise ValueError(f"{weights} holds another network than timm's {name}; give hf:{weights}")
         return member
@@ -265,12 +265,10 @@ def _size_along(
 # ------------------------------------------------------------------------------ the rest
 
 
-def _from_classifier(classifier: Classifier | None, text: str, wanted: Overrides) -> Member | None:
+def _from_classifier(address: str, text: str, wanted: Overrides) -> Member | None:
     """A member of what a folder or the hub holds; None where that is a model of ours."""
-    if classifier is None:
-        return None
-    net = classifier.build(wanted.of(classifier.takes))
-    return _named(text, net, classifier.class_names, classifier.base_model, classifier.license)
+    classifier = open_classifier(address, wanted.of)
+    return None if classifier is None else _named(text, *classifier)
 
 
 def _named(text: str, net: NamedNetwork, *origin: Any) -> Member:
