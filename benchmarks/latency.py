@@ -14,8 +14,9 @@ import torch
 
 import ensbridge as eb
 from ensbridge.deploy.benchmark import bench
+from ensbridge.deploy.benchmark.bench import Table
 from ensbridge.deploy.benchmark.runtimes import RUNTIMES
-from ensbridge.deploy.benchmark.text import headline, markdown
+from ensbridge.deploy.benchmark.text import COLUMNS, COSTS, cells, costs, headline, title
 from ensbridge.methods import Bridge
 from ensbridge.utils.devices import find_device
 from ensbridge.utils.progress import progress_bars
@@ -58,6 +59,16 @@ def measure(chosen: argparse.Namespace) -> None:
         )
     about = ", ".join(f"{name} {words}" for name, words in found.machine.items() if words)
     print(f"{about}; {found.threads} threads; {found.stand_ins}; {found.memory_means}.\n\n{headline(found)}")
+
+
+def markdown(table: Table) -> str:
+    """One table as Markdown, or why there is none."""
+    if not table.rows:
+        return f"{title(table)}: {table.problem}."
+    columns = (*COLUMNS, *COSTS[1:])
+    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+    lines += [f"| {' | '.join((*cells(row), *costs(row)[1:]))} |" for row in table.rows]
+    return "\n".join([f"{title(table)}:", "", *lines])
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ from onnxruntime.quantization import (  # pyright: ignore[reportMissingTypeStubs
 )
 
 import ensbridge as eb
-from ensbridge.deploy.benchmark.ratios import SPREAD, quantile, ratio_of
-from ensbridge.deploy.benchmark.rounds import time_rounds
+from ensbridge.deploy.benchmark.timing import SPREAD, ratio_of, time_rounds
 from ensbridge.deploy.export import export, onnx_bytes, silence, trace
 
 MODEL, SHAPE = "zoo:cifar10", (3, 32, 32)
@@ -111,7 +110,7 @@ def measure(precision: str, files: dict[str, Path], batch: int, threads: int, ro
         "|---|---:|---:|---:|---:|",
     ]
     for name, times in timings.times.items():
-        middle, low, high = (1000 * quantile(times, share) for share in (0.5, *SPREAD))
+        middle, low, high = 1000 * np.quantile(times, (0.5, *SPREAD))
         ratios = [
             "×1" if name == other else str(ratio_of(times, timings.times[other])) for other in (PLAIN, OWN)
         ]

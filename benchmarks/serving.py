@@ -21,6 +21,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from _load import Load, closed_loop, cpu_seconds, infer_request, raw_request, se
 from fastapi import FastAPI, Request, Response
 
 import ensbridge as eb
-from ensbridge.deploy.benchmark.ratios import median_interval, quantile
+from ensbridge.deploy.benchmark.timing import median_interval
 from ensbridge.deploy.serve.backends import build_backend
 from ensbridge.deploy.serve.run import address, bind
 
@@ -96,10 +97,10 @@ def table(rounds: list[dict[str, Load]], names: list[str]) -> str:
     for name in names:
         figures = [[measure(loads[name]) for loads in rounds] for measure in measures]
         base = [[measure(loads["one network"]) for loads in rounds] for measure in measures]
-        throughput, median, p99, cpu = (quantile(values, 0.5) for values in figures)
+        throughput, latency, p99, cpu = map(median, figures)
         ratios = [spread(figures[at], base[at]) if name != "one network" else "1" for at in (0, 2, 3)]
         lines.append(
-            f"| {name} | {throughput:.0f} | {median:.0f} | {p99:.0f} | {cpu:.1f} | {' | '.join(ratios)} |"
+            f"| {name} | {throughput:.0f} | {latency:.0f} | {p99:.0f} | {cpu:.1f} | {' | '.join(ratios)} |"
         )
     return "\n".join(lines)
 
@@ -107,7 +108,7 @@ def table(rounds: list[dict[str, Load]], names: list[str]) -> str:
 def spread(values: list[float], base: list[float]) -> str:
     ratios = [value / other for value, other in zip(values, base, strict=True)]
     low, high = median_interval(ratios) or (min(ratios), max(ratios))
-    return f"{quantile(ratios, 0.5):.2f} ({low:.2f} … {high:.2f})"
+    return f"{median(ratios):.2f} ({low:.2f} … {high:.2f})"
 
 
 def serve_bare(folder: str, backend: str) -> None:

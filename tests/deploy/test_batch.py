@@ -21,10 +21,10 @@ from PIL import Image, PngImagePlugin
 from scipy.stats import entropy
 
 import ensbridge as eb
+from _named import run
 from _saving import change, foreign, put, small
-from ensbridge import cli
 from ensbridge.deploy import batch
-from ensbridge.deploy.batch import Pixels, open_image, predict_files, predict_images
+from ensbridge.deploy.batch import Pixels, open_image, predict_entries, predict_images
 from ensbridge.methods import Bridge, BridgeConfig
 from ensbridge.models import TokenScore
 from ensbridge.models.fast_ensemble import FastEnsemble
@@ -43,14 +43,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["ensbridge", "predict", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert isinstance(left.value.code, int)
-    return left.value.code
-
-
 def test_each_image_is_one_line_of_what_the_model_and_its_source_say(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,7 +50,7 @@ def test_each_image_is_one_line_of_what_the_model_and_its_source_say(
     files = [tmp_path / f"{number}.png" for number in range(3)]
     for file, array in zip(files, arrays, strict=True):
         Image.fromarray(array).save(file)
-    assert command(monkeypatch, saved, *files) == 0
+    assert run(monkeypatch, "predict", saved, *files) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     lines = [json.loads(line) for line in captured.out.splitlines()]
@@ -98,7 +90,7 @@ def test_a_bad_file_is_named_and_the_others_are_still_predicted(
     Path("float.pfm").write_bytes(b"Pf\n8 8\n-1.0\n" + np.full(64, 40_000, "<f4").tobytes())
     Path("folder").mkdir()
     files = ["text.png", "good.png", "cut.png", "float.pfm", "none.png", "folder"]
-    assert command(monkeypatch, saved, *files) == 2
+    assert run(monkeypatch, "predict", saved, *files) == 2
     captured = capsys.readouterr()
     assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["good.png"]
     problems = captured.err.splitlines()
@@ -137,7 +129,7 @@ def test_a_decoder_that_fails_in_any_way_leaves_the_others_alone(
     Image.fromarray(pixels(size=(9, 9, 3))).save("bad.png")
     Image.fromarray(pixels()).save("odd.dds")
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", fail)
-    assert command(monkeypatch, saved, "bad.png", "odd.dds", "good.png") == 2
+    assert run(monkeypatch, "predict", saved, "bad.png", "odd.dds", "good.png") == 2
     captured = capsys.readouterr()
     assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["good.png"]
     first, second = captured.err.splitlines()
@@ -177,7 +169,9 @@ def test_an_image_without_a_finite_prediction_is_named_and_the_others_are_still_
     loud().save("model", build="loud_nets:Loud", image_shape=(3, 8, 8))
     for name, value in (("one", 0), ("bright", 255), ("two", 0)):
         Image.fromarray(np.full((8, 8, 3), value, dtype=np.uint8)).save(f"{name}.png")
-    assert command(monkeypatch, "model", "one.png", "bright.png", "two.png", "--allow", "loud_nets") == 2
+    assert (
+        run(monkeypatch, "predict", "model", "one.png", "bright.png", "two.png", "--allow", "loud_nets") == 2
+    )
     captured = capsys.readouterr()
     assert [json.loads(line)["image"] for line in captured.out.splitlines()] == ["one.png", "two.png"]
     (problem,) = captured.err.splitlines()
@@ -218,9 +212,10 @@ def test_large_images_are_predicted_a_few_at_a_time(
     files = [tmp_path / f"{number}.png" for number in range(5)]
     for number, file in enumerate(files):
         Image.fromarray(pixels(number)).save(file)
-    together = [found for _, found in predict_files(fast, files, (3, 8, 8), Pixels())]
+    entries = [(str(file), file) for file in files]
+    together = [found for _, found in predict_entries(fast, entries, (3, 8, 8), Pixels())]
     monkeypatch.setattr(batch, "LARGEST_IMAGE", 2 * 3 * 8 * 8)
-    apart = [found for _, found in predict_files(fast, files, (3, 8, 8), Pixels())]
+    apart = [found for _, found in predict_entries(fast, entries, (3, 8, 8), Pixels())]
     assert sizes == [5, 2, 2, 1]
     assert [each.label for each in apart] == [each.label for each in together]  # type: ignore[union-attr]
 
@@ -310,7 +305,7 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "model").symlink_to(saved)
     Image.fromarray(pixels()).save(tmp_path / "a.png")
     monkeypatch.chdir(tmp_path)
-    assert command(monkeypatch, *words, "--allow", "_tiny:batch_norm_member") == 2
+    assert run(monkeypatch, "predict", *words, "--allow", "_tiny:batch_norm_member") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()

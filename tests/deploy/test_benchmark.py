@@ -18,14 +18,13 @@ import torch
 
 import _tiny
 import ensbridge.cli.bench  # noqa: F401
-from ensbridge import cli
+from _named import run
 from ensbridge.deploy.benchmark import Benchmark, bench, runtimes
 from ensbridge.deploy.benchmark.bench import Row, Table
 from ensbridge.deploy.benchmark.memory import RESOLUTION, cores, peak_memory, pinned
-from ensbridge.deploy.benchmark.ratios import median_interval, quantile, ratio_of
-from ensbridge.deploy.benchmark.rounds import time_rounds
 from ensbridge.deploy.benchmark.runtimes import CannotRun, Runner, ready
-from ensbridge.deploy.benchmark.text import headline, markdown, memory, rich_costs, rich_table
+from ensbridge.deploy.benchmark.text import cells, headline, memory, rich_costs, rich_table
+from ensbridge.deploy.benchmark.timing import median_interval, ratio_of, time_rounds
 from ensbridge.deploy.fuse import InferenceModel
 from ensbridge.methods import Bridge
 from ensbridge.metrics.cost import count_macs, count_params
@@ -174,14 +173,6 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
     assert median_interval(range(20)) == (5, 14)  # as tables of the sign test have it
 
 
-def test_quantiles_are_numpys() -> None:
-    values = noisy(1.0, 0.5, 23)
-    for share in (0.1, 0.5, 0.9):
-        assert quantile(values, share) == pytest.approx(
-            torch.quantile(torch.tensor(values, dtype=torch.float64), share).item()
-        )
-
-
 # ------------------------------------------------------------------------------ the machine
 
 
@@ -307,9 +298,9 @@ def test_words_and_json_claim_what_is_claimed_and_no_more(machine: Machine) -> N
     assert re.search("compiled at batch 4: there is no compiler", compiled_line)
     assert re.search("no ratio with onnxruntime at batch 4", headline(vague))
     eager, compiled, _ = clear.tables
-    line = "| source + bridge | 1200.00 | 1200.00 … 1200.00 | ×1.20 (1.20 … 1.20) | 3 MB |"
-    assert line in markdown(eager)
-    assert rich_table(compiled) == markdown(compiled) == "compiled, batch 4: there is no compiler."
+    expected = ("source + bridge", "1200.00", "1200.00 … 1200.00", "×1.20 (1.20 … 1.20)", "3 MB")
+    assert cells(eager.rows[1]) == expected
+    assert rich_table(compiled) == "compiled, batch 4: there is no compiler."
     assert rich_costs(clear) is not None
     assert rich_costs(replace(clear, tables=(compiled,))) is None
     for found in (clear, vague):
@@ -381,14 +372,6 @@ def test_a_plain_network_is_refused() -> None:
 # ------------------------------------------------------------------------------ the command
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["ensbridge", "bench", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert isinstance(left.value.code, int)
-    return left.value.code
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved model that says what images it takes."""
@@ -402,7 +385,7 @@ def test_the_command_prints_tables_or_json(
     as_json: bool, saved: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     words = ["--rounds", "6", "--batch", "4", "--batch", "2", "--threads", "1", "--quiet"]
-    assert command(monkeypatch, saved, *words, *(["--json"] if as_json else [])) == 0
+    assert run(monkeypatch, "bench", saved, *words, *(["--json"] if as_json else [])) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     if as_json:
@@ -431,7 +414,7 @@ def test_a_table_is_printed_once_it_is_measured_and_json_at_the_end(
 
     monkeypatch.setattr(module, "ready", interrupted)
     words = ["--rounds", "6", "--batch", "2", "--threads", "1", *(["--json"] if as_json else [])]
-    assert command(monkeypatch, saved, *words) == 130
+    assert run(monkeypatch, "bench", saved, *words) == 130
     captured = capsys.readouterr()
     if as_json:
         assert captured.out == ""
@@ -464,7 +447,7 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     model().save(tmp_path / "plain")
     monkeypatch.chdir(tmp_path)
-    assert command(monkeypatch, *words) == 2
+    assert run(monkeypatch, "bench", *words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()

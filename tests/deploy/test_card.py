@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from _saving import small
-from ensbridge.deploy.saving.metadata import Result, write_head
+from ensbridge.deploy.saving.card import Results, write_head
 from ensbridge.evaluation.choices import Choice
 from ensbridge.methods import BridgeConfig
 
@@ -15,11 +15,8 @@ hub = pytest.importorskip("huggingface_hub")
 
 
 def test_metadata_make_the_round_trip_through_the_hubs_library(tmp_path: Path) -> None:
-    results = [
-        Result("my: photos", "test", "accuracy", "accuracy", 0.915),
-        Result("my: photos", "test", "nll", "NLL", 1e-7),
-        Result("other", "validation", "nll", "NLL", 0.0),
-    ]
+    figures = [("accuracy", "accuracy", 0.915), ("nll", "NLL", 1e-7), ("ece", "calibration", 0.0)]
+    results = Results("my: photos", "test", figures)
     bases = ["timm/resnet18.a1_in1k", "user/model", "user/model"]
     (tmp_path / "README.md").write_text(
         write_head('One "network"', "apache-2.0", bases, results) + "\n# Card\n"
@@ -36,7 +33,7 @@ def test_metadata_make_the_round_trip_through_the_hubs_library(tmp_path: Path) -
         (r.dataset_name, r.dataset_split, r.metric_type, r.metric_name, r.metric_value)
         for r in data.eval_results
     ]
-    assert read == [tuple(result) for result in results]
+    assert read == [("my: photos", "test", *figure) for figure in figures]
     assert all(isinstance(result.metric_value, float) for result in data.eval_results)
     again = hub.ModelCardData(**data.to_dict() | {"model-index": data.to_dict()["model-index"]})
     assert again.to_dict() == data.to_dict()

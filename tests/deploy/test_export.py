@@ -19,8 +19,8 @@ import ensbridge.deploy.export as room
 from _saving import contents, runner, small
 from ensbridge.bridge.bridge import FeatureBridge
 from ensbridge.deploy import tracing
-from ensbridge.deploy.agreement import difference
 from ensbridge.deploy.export import Target, export, inputs, trace
+from ensbridge.deploy.tracing import difference
 from ensbridge.methods import Bridge, BridgeConfig
 from ensbridge.models import MapScore, TokenScore
 from ensbridge.models.fast_ensemble import FastEnsemble
@@ -235,11 +235,11 @@ def program() -> Any:
 @pytest.mark.parametrize(
     ("name", "replacement", "error", "named"),
     [
-        ("difference", lambda *_: 0.5, FloatingPointError, r"differs.*5\.0e-01"),
-        ("difference", lambda *_: float("nan"), FloatingPointError, "differs"),
-        ("_open_pt2", lambda _: failing, ValueError, r"4 images.*no kernel for this"),
-        ("_open_pt2", failing, ValueError, "opened.*no kernel for this"),
-        ("_pt2_bytes", failing, ValueError, "written as pt2.*no kernel for this"),
+        ("ensbridge.deploy.export.difference", lambda *_: 0.5, FloatingPointError, r"differs.*5\.0e-01"),
+        ("ensbridge.deploy.export.difference", lambda *_: float("nan"), FloatingPointError, "differs"),
+        ("ensbridge.deploy.export._open_pt2", lambda _: failing, ValueError, r"4 images.*no kernel for this"),
+        ("ensbridge.deploy.export._open_pt2", failing, ValueError, "opened.*no kernel for this"),
+        ("torch.export.save", failing, ValueError, "written as pt2.*no kernel for this"),
     ],
 )
 def test_an_export_that_fails_its_check_leaves_the_earlier_one(
@@ -253,7 +253,7 @@ def test_an_export_that_fails_its_check_leaves_the_earlier_one(
 ) -> None:
     (tmp_path / "model.pt2").write_bytes(b"earlier")
     monkeypatch.setattr(room, "trace", lambda *_, **__: program)
-    monkeypatch.setattr(room, name, replacement)
+    monkeypatch.setattr(name, replacement)
     with pytest.raises(error, match=named):
         export(vectors(), tmp_path / "model.pt2", "pt2", IMAGES)
     assert contents(tmp_path) == {"model.pt2": b"earlier"}

@@ -14,8 +14,8 @@ import torch
 import _tiny
 import ensbridge as eb
 import ensbridge.deploy.export as room
+from _named import run
 from _saving import contents, foreign, runner, small
-from ensbridge import cli
 from ensbridge.methods import BridgeConfig
 
 IMAGES = _tiny.images(4)
@@ -27,14 +27,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "model"
     small(BridgeConfig()).save(folder, image_shape=(3, 8, 8))
     return folder
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["ensbridge", "export", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 def test_the_command_writes_onnx_beside_the_model_and_says_what_it_checked(saved: Path) -> None:
@@ -65,7 +57,7 @@ def test_the_command_writes_pt2_where_it_is_told(
 ) -> None:
     out = tmp_path / "new" / "small.pt2"
     before = contents(saved)
-    assert command(monkeypatch, saved, "--to", "pt2", "--out", out, "--image-shape", "3,16,16") == 0
+    assert run(monkeypatch, "export", saved, "--to", "pt2", "--out", out, "--image-shape", "3,16,16") == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     assert captured.out.startswith(f"{out}: ")
@@ -78,10 +70,10 @@ def test_a_source_from_elsewhere_is_built_only_where_it_is_allowed(
 ) -> None:
     fast = foreign(0)
     fast.save(tmp_path, build="_tiny:batch_norm_member", arguments={"seed": 0}, image_shape=(3, 8, 8))
-    assert command(monkeypatch, tmp_path, "--to", "pt2") == 2
+    assert run(monkeypatch, "export", tmp_path, "--to", "pt2") == 2
     assert "--allow _tiny:batch_norm_member" in capsys.readouterr().err
     allow = ("--allow", "_tiny:batch_norm_member")
-    assert command(monkeypatch, tmp_path, "--to", "pt2", *allow) == 0
+    assert run(monkeypatch, "export", tmp_path, "--to", "pt2", *allow) == 0
     torch.testing.assert_close(runner(tmp_path / "model.pt2")(IMAGES), fast(IMAGES).detach())
 
 
@@ -107,7 +99,7 @@ def test_bad_input_is_one_sentence(
     small(BridgeConfig.preset("released")).save(tmp_path / "noisy")
     monkeypatch.chdir(tmp_path)
     before = {folder: contents(tmp_path / folder) for folder in ("plain", "noisy")}
-    assert command(monkeypatch, *words) == 2
+    assert run(monkeypatch, "export", *words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
@@ -124,7 +116,7 @@ def test_a_mismatch_is_one_sentence_and_exit_code_1(
     (tmp_path / "model.pt2").write_bytes(b"earlier")
     before = contents(tmp_path)
     monkeypatch.setattr(room, "difference", lambda *_: 1.0)
-    assert command(monkeypatch, tmp_path, "--to", "pt2") == 1
+    assert run(monkeypatch, "export", tmp_path, "--to", "pt2") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(r"ensbridge: model\.pt2 .*1\.0e\+00", line)
     assert contents(tmp_path) == before

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import _tiny
 from ensbridge.bridge.bridge import FeatureBridge, ZInput
 from ensbridge.bridge.schedule import TemperatureLaw
-from ensbridge.deploy.agreement import difference
 from ensbridge.deploy.fuse import FoldedScore, OneStep, fold_batch_norm, prepare_for_inference
+from ensbridge.deploy.tracing import difference
 from ensbridge.methods import Bridge, BridgeConfig
 from ensbridge.metrics.cost import count_macs
 from ensbridge.models import MapScore, ResNet, ScoreNet, TokenScore

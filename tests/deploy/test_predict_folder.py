@@ -241,7 +241,7 @@ def test_ray_has_the_rows_of_local_though_a_worker_is_killed(
 
     class Mortal(PartWriter):
         def write(self, part: Any) -> int:
-            if part.number == 1 and not died.exists():
+            if part.path.endswith("000001.jsonl") and not died.exists():
                 died.write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().write(part)

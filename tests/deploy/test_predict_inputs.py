@@ -17,11 +17,10 @@ import pytest
 from _named import pixels, png, run
 from _saving import small
 from ensbridge.data.image_io import MOST_PIXELS
-from ensbridge.deploy import predict_tables
+from ensbridge.deploy import predict_inputs
 from ensbridge.deploy.batch import Entry, Unreadable
 from ensbridge.deploy.predict_folder import MANIFEST, UNREADABLE, predict_to_folder
-from ensbridge.deploy.predict_inputs import open_inputs
-from ensbridge.deploy.predict_tables import Damaged
+from ensbridge.deploy.predict_inputs import Damaged, open_inputs
 from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
 from ensbridge.methods import BridgeConfig
 from ensbridge.utils.extras import missing
@@ -70,8 +69,8 @@ def test_arrays_of_too_many_or_no_pixels_are_refused_by_their_shape(
     shape: tuple[int, ...], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez("set.npz", images=np.zeros((1, 1, 1, 3), np.uint8))
-    header = predict_tables.Header(shape, np.dtype(np.uint8), False, 128, 0)
-    monkeypatch.setattr(predict_tables, "read_header", lambda *_: header)  # without 200 MB on disk
+    header = predict_inputs.Header(shape, np.dtype(np.uint8), False, 128, 0)
+    monkeypatch.setattr(predict_inputs, "read_header", lambda *_: header)  # without 200 MB on disk
     assert "set.npz:images" in damaged("set.npz")
 
 
@@ -103,11 +102,11 @@ def test_large_groups_of_rows_are_refused(here: Path, monkeypatch: pytest.Monkey
     (source,) = open_inputs(["set.parquet"])
     assert list(source.read(1, 4)) == [(f"set.parquet#{n}", rows[n]["image"]) for n in (1, 2, 3)]
     size = sum(4 + len(row["image"]) for row in rows[:3])
-    monkeypatch.setattr(predict_tables, "LARGEST_DICTIONARY", size)
+    monkeypatch.setattr(predict_inputs, "LARGEST_DICTIONARY", size)
     assert not isinstance(open_inputs(["set.parquet"])[0], Damaged)
-    monkeypatch.setattr(predict_tables, "LARGEST_DICTIONARY", size - 1)
+    monkeypatch.setattr(predict_inputs, "LARGEST_DICTIONARY", size - 1)
     assert f"{size:,}" in damaged("set.parquet")
-    monkeypatch.setattr(predict_tables, "LARGEST_ROW_GROUP", 100)
+    monkeypatch.setattr(predict_inputs, "LARGEST_ROW_GROUP", 100)
     assert "group" in damaged("set.parquet")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from google.protobuf import text_format
 
 import _tiny
 import ensbridge as eb
+from _named import run
 from _saving import runner, small
-from ensbridge import cli
 from ensbridge.methods import BridgeConfig
 
 
@@ -32,21 +31,13 @@ def parse(text: str) -> Any:
     return text_format.Parse(text, module.ModelConfig()), module
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["ensbridge", "export", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert isinstance(left.value.code, int)
-    return left.value.code
-
-
 def test_the_folder_is_what_triton_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved, out = tmp_path / "saved", tmp_path / "repository" / "tiny"
     small(BridgeConfig()).save(saved, image_shape=(3, 8, 8), class_names=("cat", "dog", "bird"))
     for _ in range(2):  # ours is replaced
-        assert command(monkeypatch, saved, "--to", "triton", "--out", out) == 0
+        assert run(monkeypatch, "export", saved, "--to", "triton", "--out", out) == 0
     assert str(out.parent) in capsys.readouterr().out
     files = sorted(path.relative_to(out).as_posix() for path in out.rglob("[!.]*") if path.is_file())
     assert files == ["1/model.onnx", "config.pbtxt", "labels.txt"]
@@ -72,7 +63,7 @@ def test_anothers_configuration_and_a_missing_folder_are_refused(
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.pbtxt").write_text('name: "other"\n')
-    assert command(monkeypatch, tmp_path / "saved", "--to", "triton", "--out", other) == 2
+    assert run(monkeypatch, "export", tmp_path / "saved", "--to", "triton", "--out", other) == 2
     assert str(other) in capsys.readouterr().err
     assert sorted(path.name for path in other.iterdir()) == ["config.pbtxt"]
-    assert command(monkeypatch, tmp_path / "saved", "--to", "triton") == 2
+    assert run(monkeypatch, "export", tmp_path / "saved", "--to", "triton") == 2

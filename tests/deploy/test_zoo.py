@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ensbridge as eb
-from ensbridge.deploy.saving.places import find_model, zoo_names
+from ensbridge.deploy.saving.folder import find_model, zoo_names
 from ensbridge.metrics.cost import count_params
 
 ANATOMY = {  # bridges, members, parameters

@@ -109,7 +109,6 @@ class Pixels:
 
 
 def _remedy(low: float, high: float) -> str:
-    """The options that bring pixels from 0 to 1 into such a range."""
     if low >= 0 and 200 < high <= 255:
         return f"give --std {1 / 255:.9f}, which brings them to 0 to 255"
     options = "the --mean and --std of its training"
@@ -147,14 +146,9 @@ def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
 
 @torch.no_grad()
 def _predictions(fast: FastEnsemble, images: Tensor, top_k: int | None = None) -> list[Prediction | None]:
-    """A prediction for each image, None where logits are not finite."""
     both = fast.with_source(to_network(images, fast))
     log_probs, source = (logits.double().log_softmax(-1).cpu() for logits in both)
-    names = fast.class_names or tuple(map(str, range(log_probs.shape[1])))
-    if len(names) != (classes := log_probs.shape[1]):
-        raise ValueError(
-            f"the model has {classes} classes and {len(names)} class_names; save it again with one each"
-        )
+    names = class_names_of(fast, log_probs.shape[1])
     predictions: list[Prediction | None] = []
     for ours, theirs in zip(log_probs, source, strict=True):
         if ours.isnan().any() or theirs.isnan().any():  # as log_softmax makes of infinity, too
@@ -177,19 +171,20 @@ def _predictions(fast: FastEnsemble, images: Tensor, top_k: int | None = None) -
     return predictions
 
 
+def class_names_of(fast: FastEnsemble, classes: int) -> tuple[str, ...]:
+    """The names of a model's classes, or their numbers where it has no names."""
+    names = fast.class_names or tuple(map(str, range(classes)))
+    if len(names) != classes:
+        raise ValueError(
+            f"the model has {classes} classes and {len(names)} class_names; save it again with one each"
+        )
+    return names
+
+
 def _best_classes(log_probs: Tensor, names: Sequence[str], count: int) -> tuple[tuple[str, float], ...]:
     """The likeliest classes with their probabilities, the first before others that are as likely."""
     order: list[int] = log_probs.sort(descending=True, stable=True).indices[:count].tolist()
     return tuple((names[index], float(log_probs[index].exp())) for index in order)
-
-
-def predict_files(
-    fast: FastEnsemble, paths: Sequence[Path], shape: Sequence[int], pixels: Pixels
-) -> Iterator[tuple[Path, Prediction | str]]:
-    """For each file in turn its prediction, or the sentence that says why there is none."""
-    outcomes = predict_entries(fast, ((str(path), path) for path in paths), shape, pixels)
-    for path, (_, outcome) in zip(paths, outcomes, strict=True):
-        yield path, outcome
 
 
 def predict_entries(
@@ -214,7 +209,13 @@ def predict_entries(
         made = {}
         if good:
             images = pixels(torch.stack(list(good.values())).to(like.device, like.dtype))
-            made = dict(zip(good, _predict(fast, images, top_k), strict=True))
+            try:
+                made = dict(zip(good, _predictions(fast, images, top_k), strict=True))
+            except RuntimeError as error:  # whatever a network makes of an image that is not for it
+                raise ValueError(
+                    f"the model cannot take images of shape {tuple(images.shape[1:])} ({one_line(error)}); "
+                    "give theirs, such as --image-shape 3,32,32"
+                ) from error
         for number, (name, image) in enumerate(some):
             outcome = image if isinstance(image, str) else made[number]
             yield name, _not_finite(name) if outcome is None else outcome
@@ -229,22 +230,29 @@ def open_image(path: Path, shape: Sequence[int], takes: ImageInput | None = None
     data sets leave it out.
     """
     _check_shape(shape)
-    return fit_picture(_decode(path, MODES[shape[0]]), shape, takes)
+    if path.parts[:1] in (("http:",), ("https:",)):
+        address = str(path).replace(":/", "://", 1)
+        raise ValueError(f"{address} is an address; save the image, and give its file")
+    if os.path.isdir(path):  # False, too, for a name that the system does not take
+        raise ValueError(f"{path} is a folder without images; give one that has some")
+    try:
+        content = read_file(path, LARGEST_FILE)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} does not exist; check its name") from error
+    try:
+        return decode_image(content, shape, takes).float() / 255
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read ({error}); give a whole PNG or JPEG of 8 bits") from error
 
 
 def decode_image(content: bytes, shape: Sequence[int], takes: ImageInput | None = None) -> Tensor:
     """The content of an image file as uint8 (C, H, W), likewise; ValueError says what is wrong with it."""
     _check_shape(shape)
-    return _fitted(picture(content, MODES[shape[0]]), shape, takes)
+    return fit_picture(picture(content, MODES[shape[0]]), shape, takes)
 
 
-def fit_picture(image: Image, shape: Sequence[int], takes: ImageInput | None = None) -> Tensor:
-    """A decoded picture of the model's channels as floats (C, H, W) from 0 to 1, fitted to its size."""
-    return _fitted(image, shape, takes).float() / 255
-
-
-def _fitted(image: Image, shape: Sequence[int], takes: ImageInput | None) -> Tensor:
-    """A picture as pixels of a shape."""
+def fit_picture(image: Image, shape: Sequence[int], takes: ImageInput | None) -> Tensor:
+    """A decoded picture of the model's channels as uint8 (C, H, W), fitted to its size."""
     from PIL import Image, ImageOps
 
     channels, height, width = shape
@@ -257,23 +265,6 @@ def _fitted(image: Image, shape: Sequence[int], takes: ImageInput | None) -> Ten
             image = ImageOps.fit(image, (width, height), resample, bleed=(1 - way.crop) / 2)
     array = np.array(image, dtype=np.uint8).reshape(height, width, channels)
     return torch.from_numpy(array).permute(2, 0, 1)
-
-
-def _decode(path: Path, mode: str) -> Image:
-    """The file's picture, upright and in 8 bits; what is wrong with it is one sentence that names it."""
-    if path.parts[:1] in (("http:",), ("https:",)):
-        address = str(path).replace(":/", "://", 1)
-        raise ValueError(f"{address} is an address; save the image, and give its file")
-    if os.path.isdir(path):  # False, too, for a name that the system does not take
-        raise ValueError(f"{path} is a folder without images; give one that has some")
-    try:
-        content = read_file(path, LARGEST_FILE)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist; check its name") from error
-    try:
-        return picture(content, mode)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read ({error}); give a whole PNG or JPEG of 8 bits") from error
 
 
 def _check_shape(shape: Sequence[int]) -> None:
@@ -289,19 +280,18 @@ def _try_open(entry: Entry, shape: Sequence[int], takes: ImageInput | None) -> t
     """The name as text, with the image as floats or what is wrong with it."""
     name, content = entry
     text = as_text(name)
+    if isinstance(content, Unreadable):
+        return text, as_text(content.reason)
     try:
         if isinstance(content, Path):
             return text, open_image(content, shape, takes)
-        if isinstance(content, bytes):
-            return text, decode_image(content, shape, takes).float() / 255
-        if isinstance(content, np.ndarray):
-            return text, _from_array(content, shape, takes).float() / 255
+        read = _from_array if isinstance(content, np.ndarray) else decode_image
+        return text, read(content, shape, takes).float() / 255  # type: ignore[arg-type]
     except (OSError, ValueError) as error:
         reason = as_text(str(error))
         if isinstance(content, Path) and reason.startswith((text, as_text(str(content)))):
             return text, reason
         return text, f"{text} cannot be read ({reason}); give a whole image"
-    return text, as_text(content.reason)
 
 
 def as_text(name: str) -> str:
@@ -333,19 +323,8 @@ def _from_array(array: np.ndarray, shape: Sequence[int], takes: ImageInput | Non
         array = array.transpose(1, 2, 0)
     plain = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
     image = pillow().fromarray(np.ascontiguousarray(plain)).convert(MODES[shape[0]])
-    return _fitted(image, shape, takes)
+    return fit_picture(image, shape, takes)
 
 
 def _not_finite(images: str) -> str:
     return f"the model has no finite prediction for {images}; check the pixels and --std, or train it again"
-
-
-def _predict(fast: FastEnsemble, images: Tensor, top_k: int | None) -> list[Prediction | None]:
-    """Predictions, or one sentence if the model is for images of another shape."""
-    try:
-        return _predictions(fast, images, top_k)
-    except RuntimeError as error:  # whatever a network makes of an image that is not for it
-        raise ValueError(
-            f"the model cannot take images of shape {tuple(images.shape[1:])} ({one_line(error)}); give "
-            "theirs, such as --image-shape 3,32,32"
-        ) from error

@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -26,11 +26,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ensbridge.bridge.bridge import Bridge
-from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
-from ensbridge.deploy.fuse import prepare_for_inference
+from ensbridge.deploy.fuse import draws, prepare_for_inference
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.description import LARGEST_BATCH, LARGEST_IMAGE
-from ensbridge.deploy.tracing import BATCHES, batch_sizes, inputs, trace
+from ensbridge.deploy.tracing import TOLERANCE, batch_sizes, difference, inputs, tolerance, trace
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_folder, write_atomically
@@ -52,6 +51,10 @@ MADE_UP = 32  # examples of inputs that are no images
 # How many times the model's own error in float32 that of an export may be, where the model's is larger than
 # what is allowed.
 ROUNDING = 4
+TALKATIVE = (
+    *("torch.onnx", "torch.export", "torch.fx", "torch._dynamo", "torch._inductor"),
+    *("onnxscript", "onnx_ir"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,9 @@ class Exported:
     batches: int  # how many were compared
     difference: float  # the largest, as a share of the logits' scale, on batches that float32 can tell
     tolerance: float
-    coarse: int = 0  # batches on which the model's own rounding is larger than that, and the file's no larger
-    batch_sizes: tuple[int, ...] = BATCHES  # of those that were made up
-    made_up: str = "images: random, zeros, ones, times 1000, negative"
+    coarse: int  # batches on which the model's own rounding is larger than that, and the file's no larger
+    batch_sizes: tuple[int, ...]  # of those that were made up
+    made_up: str  # what is in them
 
     def __str__(self) -> str:
         opset = "" if self.opset is None else f", opset {self.opset}"
@@ -114,13 +117,14 @@ def export(fast: FastEnsemble, path: Path | str, to: Target, example: Example) -
         content, opset = _serialise(program, to, metadata)
         run = _open(content, to, path.name)
         allowed = max(tolerance(model, images), ONNX_TOLERANCE if to == "onnx" else 0.0)
-        gaps = [_compare(model, eager, run, each, allowed, path.name) for each in inputs(images)]
+        gaps = [_compare(model, eager, run, batch, allowed, path.name) for batch in inputs(images)]
     write_atomically(path, content)
     fine = [gap for gap in gaps if gap <= allowed]
     worst, coarse = max(fine, default=0.0), len(gaps) - len(fine)
-    done = Exported(path, len(content), opset, len(gaps), worst, allowed, coarse, batch_sizes(images))
     floats = any(tensor.is_floating_point() for tensor in tensors_of(images))
-    return done if floats else replace(done, made_up="rows of the example")
+    made_up = "images: random, zeros, ones, times 1000, negative" if floats else "rows of the example"
+    sizes = batch_sizes(images)
+    return Exported(path, len(content), opset, len(gaps), worst, allowed, coarse, sizes, made_up)
 
 
 def export_folder(
@@ -135,8 +139,8 @@ def export_folder(
     fast = load(folder, allow=allow)
     if out is None and not Path(folder).is_dir():
         raise ValueError(f"{folder} is no folder of yours; say where the file goes with --out model.{to}")
-    place = Path(folder) / f"model.{to}" if out is None else out
-    return export(fast, place, to, example_like(fast, folder, image_shape))
+    path = Path(folder) / f"model.{to}" if out is None else out
+    return export(fast, path, to, example_like(fast, folder, image_shape))
 
 
 def example_like(fast: FastEnsemble, folder: Path | str, image_shape: Sequence[int] | None) -> Inputs:
@@ -159,7 +163,9 @@ def image_like(fast: FastEnsemble, folder: Path | str, image_shape: Sequence[int
         raise ValueError(f"{folder} does not say what images it takes; give --image-shape, such as 3,32,32")
     if not shape or min(shape) < 1 or math.prod(shape) > LARGEST_IMAGE:
         raise ValueError(f"the image shape is {shape}; give that of one image, such as 3,32,32")
-    dtype = next((each.dtype for each in fast.source.parameters() if each.is_floating_point()), torch.float32)
+    dtype = next(
+        (weight.dtype for weight in fast.source.parameters() if weight.is_floating_point()), torch.float32
+    )
     return torch.zeros(1, *shape, dtype=dtype)
 
 
@@ -208,17 +214,13 @@ def _check_request(fast: FastEnsemble, path: Path, to: Target) -> None:
     if path.suffix != f".{to}" or path.is_dir():
         raise ValueError(f"{path} is no name for this export; give a file such as model.{to}")
     for bridge in fast.each_bridge():
-        if not isinstance(bridge, Bridge):
-            continue
-        if bridge.schedule.variance == "released":
+        if isinstance(bridge, Bridge) and draws(bridge):
+            what = "draws a temperature for each image (test_temperature 'drawn')", "test_temperature='mean'"
+            if bridge.schedule.variance == "released":
+                what = "adds noise in every step (variance 'released')", "variance='exact'"
             raise ValueError(
-                "this bridge adds noise in every step (variance 'released'), and an exported graph must not "
-                "be random; build it with BridgeConfig(variance='exact')"
-            )
-        if bridge.config.test_temperature == "drawn":
-            raise ValueError(
-                "this bridge draws a temperature for each image (test_temperature 'drawn'), and an exported "
-                "graph must not be random; build it with BridgeConfig(test_temperature='mean')"
+                f"this bridge {what[0]}, and an exported graph must not be random; build it with "
+                f"BridgeConfig({what[1]})"
             )
 
 
@@ -249,7 +251,7 @@ def _eager(model: FastEnsemble, example: Inputs, with_source: bool) -> Run:
                 f"example is {tensor.dtype} of shape {tuple(tensor.shape)}; give a batch of images as floats"
             )
     try:
-        logits = torch.cat([run(each) for each in islice(inputs(example), 2)])
+        logits = torch.cat([run(batch) for batch in islice(inputs(example), 2)])
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         raise ValueError(cannot_take(example, error)) from error
     if not logits.isfinite().all():
@@ -265,7 +267,11 @@ def _serialise(program: ExportedProgram, to: Target, metadata: Mapping[str, str]
     In memory: torch's own writer ends the process where the disk is full.
     """
     try:
-        return onnx_bytes(program, metadata) if to == "onnx" else (_pt2_bytes(program), None)
+        if to == "onnx":
+            return onnx_bytes(program, metadata)
+        file = BytesIO()
+        torch.export.save(program, file)
+        return file.getvalue(), None
     except Exception as error:  # whatever an operation without a counterpart in the format brings
         raise ValueError(
             f"this model cannot be written as {to} ({one_line(error)}); try the other --to"
@@ -273,7 +279,6 @@ def _serialise(program: ExportedProgram, to: Target, metadata: Mapping[str, str]
 
 
 def _open(content: bytes, to: Target, name: str) -> Run:
-    """The file's content in its runtime."""
     try:
         return _open_onnx(content) if to == "onnx" else _open_pt2(content)
     except Exception as error:
@@ -311,19 +316,19 @@ def _tidy(made: torch.onnx.ONNXProgram) -> None:
             value.shape = type(value.shape)(["batch" if str(d) == free else d for d in value.shape])
 
 
-def _pt2_bytes(program: ExportedProgram) -> bytes:
-    file = BytesIO()
-    torch.export.save(program, file)
-    return file.getvalue()
-
-
-def _open_onnx(content: bytes) -> Run:
+def onnx_session(content: bytes, threads: int | None = None) -> Any:
+    """A graph in onnxruntime on the CPU, on so many threads, or on as many as it takes itself."""
     import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    if threads is not None:
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
+
+def _open_onnx(content: bytes) -> Run:
+    session = onnx_session(content)
     names = [given.name for given in session.get_inputs()]
 
     def run(images: Inputs) -> Tensor:
@@ -347,14 +352,14 @@ def _compare(model: FastEnsemble, eager: Run, run: Run, images: Inputs, toleranc
     """How far the export is from the model on one batch; too far, or a failing run, is an error."""
     expected = eager(images)
     try:
-        found = run(images)
+        actual = run(images)
     except Exception as error:  # runtimes have errors of their own
         raise ValueError(
             f"{name} fails on {count_rows(images)} images ({one_line(error)}) and was not kept; try the "
             "other --to"
         ) from error
-    gap = difference(expected, found)
-    if not gap <= tolerance and not _is_rounding(model, eager, images, expected, found):
+    gap = difference(expected, actual)
+    if not gap <= tolerance and not _is_rounding(model, eager, images, expected, actual):
         raise FloatingPointError(
             f"{name} differs from the model by {gap:.1e} of the logits' scale on {count_rows(images)} "
             f"images, more than {tolerance:.0e}, and was not kept; try the other --to"
@@ -362,7 +367,7 @@ def _compare(model: FastEnsemble, eager: Run, run: Run, images: Inputs, toleranc
     return gap
 
 
-def _is_rounding(model: FastEnsemble, eager: Run, images: Inputs, expected: Tensor, found: Tensor) -> bool:
+def _is_rounding(model: FastEnsemble, eager: Run, images: Inputs, expected: Tensor, actual: Tensor) -> bool:
     """Whether the model in double precision tells that its own logits are about as far off as the file's.
 
     Some networks take images that are a thousand times too bright to logits of which float32 knows three
@@ -378,16 +383,13 @@ def _is_rounding(model: FastEnsemble, eager: Run, images: Inputs, expected: Tens
             )
     except (RuntimeError, TypeError, ValueError):  # its code asks for float32
         return False
-    return difference(exact, found) <= min(ROUNDING * difference(exact, expected), TOLERANCE[torch.float16])
+    return difference(exact, actual) <= min(ROUNDING * difference(exact, expected), TOLERANCE[torch.float16])
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Keep the exporters' remarks, which are for their developers, from the user's terminal."""
-    loggers = [
-        logging.getLogger(name)
-        for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")
-    ]
+    """Keep exporters' and compilers' remarks, for their developers, from the user's terminal."""
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

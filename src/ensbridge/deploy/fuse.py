@@ -135,10 +135,17 @@ def fold_batch_norm(net: nn.Module) -> None:
             setattr(net, name, nn.Sequential(fuse_conv_bn_eval(conv, norm), *rest))
 
 
+def draws(bridge: nn.Module) -> bool:
+    """Whether a bridge draws a temperature or noise for each image."""
+    return isinstance(bridge, Bridge) and (
+        bridge.config.test_temperature == "drawn" or bridge.schedule.variance == "released"
+    )
+
+
 def _prepare(bridge: nn.Module) -> nn.Module:
-    if isinstance(bridge, Bridge):
-        drawn = bridge.config.test_temperature == "drawn" or bridge.schedule.variance == "released"
-        if not drawn and bridge.times == (0.0, 1.0) and (score := _folded(bridge.score)) is not None:
+    if isinstance(bridge, Bridge) and not draws(bridge) and bridge.times == (0.0, 1.0):
+        score = _folded(bridge.score)
+        if score is not None:
             return OneStep(bridge, score)
     fold_batch_norm(bridge)
     return bridge

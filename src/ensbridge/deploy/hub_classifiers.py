@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ensbridge.deploy.saving.description import is_ours
-from ensbridge.deploy.saving.places import HUB
+from ensbridge.deploy.saving.folder import HUB
+from ensbridge.deploy.saving.hub import download_files
 from ensbridge.models.libraries import TRANSFORMERS, import_library, plain_settings
 from ensbridge.models.named import ImageInput, NamedNetwork
 from ensbridge.models.stored_network import load_weights
@@ -30,33 +28,23 @@ FILES = (
 _RESAMPLING: dict[object, str] = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """What a folder holds, described but not yet built."""
+def open_classifier(
+    address: str, overridden: Callable[[ImageInput], ImageInput]
+) -> tuple[NamedNetwork, tuple[str, ...] | None, str | None, str | None] | None:
+    """The classifier in a folder, or at "hf:user/name@version"; None where it is a model of ensbridge's.
 
-    folder: Path
-    config: Mapping[str, Any]
-    takes: ImageInput
-    class_names: tuple[str, ...] | None
-    base_model: str | None
-    license: str | None
-
-    def build(self, takes: ImageInput) -> NamedNetwork:
-        """The network with its weights, for an input that may differ from what the folder says."""
-        if "architecture" in self.config:
-            return _build_timm(self.folder, self.config, takes)
-        return _build_transformers(self.folder, self.config, takes)
-
-
-def open_classifier(address: str) -> Classifier | None:
-    """The classifier in a folder, or at "hf:user/name@version"; None where it is a model of ensbridge's."""
+    With its classes' names, its own name on the hub and its licence, as far as they are known. Its input may
+    be overridden.
+    """
     name = address.removeprefix(HUB)
     local = Path(name).is_dir()
     if not local and name.startswith((".", "/", "~")):
         raise ValueError(
             f"{name} is no folder; give one with a classifier, or a name on the hub, hf:user/name"
         )
-    folder = Path(name) if local else _download(name)
+    if not local:
+        need("hub")
+    folder = Path(name) if local else download_files(name, FILES)
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"{name} holds no config.json; give a folder or a name of an image classifier")
@@ -76,23 +64,19 @@ def open_classifier(address: str) -> Classifier | None:
             f"{', '.join(TRANSFORMERS)}"
         )
     try:
-        takes, names = _read_timm(config) if "architecture" in config else _read_transformers(folder, config)
+        if "architecture" in config:
+            described = config.get("pretrained_cfg") or config
+            takes, names = timm_input(described), _names(described.get("label_names"))
+        else:
+            takes, names = _read_preprocessor(folder, config), _labels(config)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise _not_described(path, error) from error
-    return Classifier(folder, config, takes, names, base, licence)
+    build = _build_timm if "architecture" in config else _build_transformers
+    return build(folder, config, overridden(takes)), names, base, licence
 
 
 def _not_described(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} describes no classifier ({one_line(error)}); download it again")
-
-
-def _read_timm(config: Mapping[str, Any]) -> tuple[ImageInput, tuple[str, ...] | None]:
-    described = config.get("pretrained_cfg") or config
-    return timm_input(described), _names(described.get("label_names"))
-
-
-def _read_transformers(folder: Path, config: Mapping[str, Any]) -> tuple[ImageInput, tuple[str, ...] | None]:
-    return _read_preprocessor(folder, config), _labels(config)
 
 
 def timm_input(config: Mapping[str, Any]) -> ImageInput:
@@ -138,7 +122,7 @@ def _build_transformers(folder: Path, config: Mapping[str, Any], takes: ImageInp
     load: Any = partial(getattr(library, TRANSFORMERS[kind]).from_pretrained, folder, local_files_only=True)
     try:
         # With our own configuration: the folder's may name code.
-        filled, report = load(config=_config_of(net.net), output_loading_info=True)
+        filled, report = load(config=net.net.config, output_loading_info=True)
     except Exception as error:  # whatever reading weights ends with
         raise ValueError(
             f"{folder} does not hold the weights of its config.json ({one_line(error)}); download it again"
@@ -155,10 +139,6 @@ def _build_transformers(folder: Path, config: Mapping[str, Any], takes: ImageInp
         }
     )
     return net
-
-
-def _config_of(net: nn.Module) -> Any:
-    return net.config
 
 
 def _count_labels(config: Mapping[str, Any]) -> int:
@@ -232,11 +212,3 @@ def _licence(card: Path) -> str | None:
         if key == "license" and value.strip():
             return value.strip().strip("'\"")[:100]
     return None
-
-
-def _download(name: str) -> Path:
-    """The files of a classifier on the hub, in the hub's cache."""
-    need("hub")
-    from ensbridge.deploy.saving.hub import download_files
-
-    return download_files(name, FILES)

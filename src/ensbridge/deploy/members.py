@@ -14,17 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensbridge.deploy.hub_classifiers import Classifier, open_classifier, timm_input
+from ensbridge.deploy.hub_classifiers import open_classifier, timm_input
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.architecture import Architecture
-from ensbridge.deploy.saving.description import is_ours
-from ensbridge.deploy.saving.folder import CONFIG
-from ensbridge.deploy.saving.places import HUB, ZOO
+from ensbridge.deploy.saving.folder import CONFIG, HUB, ZOO
 from ensbridge.models.libraries import Library, build_network, import_library
 from ensbridge.models.named import ImageInput, NamedNetwork, Normalise
 from ensbridge.models.preprocessed import Preprocessed
 from ensbridge.models.stored_network import load_weights, read_state, renamed
-from ensbridge.utils.files import read_json
 from ensbridge.utils.text import one_line
 
 NAMES = "timm:NAME@FILE, torchvision:NAME@FILE, hf:USER/NAME, a model's folder or a .pt2"
@@ -43,11 +40,6 @@ class Member:
     class_names: tuple[str, ...] | None = None
     base_model: str | None = None  # on the hub
     license: str | None = None
-
-    @property
-    def is_source(self) -> bool:
-        """Whether bridges can read its features and a file can describe it."""
-        return isinstance(self.net, NamedNetwork)
 
 
 @dataclass(frozen=True)
@@ -89,12 +81,10 @@ def open_member(text: str, overrides: Overrides | None = None, allow: Collection
     library, colon, rest = name.partition(":")
     if colon and library in ("timm", "torchvision"):
         member = _from_library(library, rest, text, wanted)  # type: ignore[arg-type]
-    elif name.startswith(HUB):
-        member = _from_classifier(open_classifier(name), text, wanted) or _from_saved(name, text, allow)
-    elif name.startswith(ZOO) or (Path(name) / CONFIG).is_file():
-        ours = name.startswith(ZOO) or is_ours(read_json(Path(name) / CONFIG))
-        member = None if ours else _from_classifier(open_classifier(name), text, wanted)
-        member = member or _from_saved(name, text, allow)
+    elif name.startswith(ZOO):
+        member = _from_saved(name, text, allow)
+    elif name.startswith(HUB) or (Path(name) / CONFIG).is_file():
+        member = _from_classifier(name, text, wanted) or _from_saved(name, text, allow)
     elif Path(name).suffix == ".pt2":
         member = _from_program(Path(name), text, said)  # what holds for all the others may be inside it
     elif Path(name).suffix in WEIGHTS:
@@ -123,7 +113,7 @@ def open_members(names: Sequence[str], overrides: Overrides | None = None) -> li
 
 def check_source(member: Member) -> None:
     """Refuse a first member that could not be the source of a saved model, before anything is trained."""
-    if not member.is_source:
+    if not isinstance(member.net, NamedNetwork):
         raise ValueError(
             f"{member.name} comes first and is {member.words}, whose features no bridge can read; put a "
             "network of timm, torchvision or transformers first, and this one behind it as a teacher"
@@ -165,11 +155,10 @@ def parse_setting(key: str, value: str) -> Any:
 
 
 def _from_library(library: Library, rest: str, text: str, wanted: Overrides) -> Member:
-    """A network of timm or torchvision, with weights from a file or, without one, from the library."""
     name, at, weights = rest.partition("@")
     path = Path(weights)
     if at and path.is_dir() and library == "timm":
-        member = _from_classifier(open_classifier(weights), text, wanted)
+        member = _from_classifier(weights, text, wanted)
         if member is None or not isinstance(member.net, NamedNetwork) or member.net.name != name:
             raise ValueError(f"{weights} holds another network than timm's {name}; give hf:{weights}")
         return member
@@ -214,13 +203,17 @@ def _with_weights(
 ) -> Member:
     name = name.partition(".")[0]  # a tag of timm's names pretrained weights, whose input is known by now
     state = read_state(path)
-    classes = count_outputs(library, name, state, path)
-    channels = count_channels(library, name, state)
+    classes = _size_along(0, "classes", (7, 11), library, name, state)
+    if not classes:
+        raise ValueError(f"{path} holds no last layer of a {name}, so these are not its weights; give theirs")
+    channels = 3
+    if library == "timm":
+        channels = _size_along(1, "channels", (3, 1), library, name, state) or channels
     if channels != takes.channels:  # such as grey images, of which the library knows no mean
         takes = replace(takes, channels=channels, mean=(0.5,), std=(0.5,))
     net = NamedNetwork.of(library, name, classes, wanted.of(takes))
     load_weights(net.net, path)
-    return Member(text, net, f"{net.title}, {classes} classes, {net.takes.words}", net.takes)
+    return _named(text, net)
 
 
 def _pretrained(library: Library, name: str, weights: str, text: str, wanted: Overrides) -> Member:
@@ -242,37 +235,19 @@ def _pretrained(library: Library, name: str, weights: str, text: str, wanted: Ov
             f"{library}:{name}@FILE"
         ) from error
     net.net.load_state_dict(there.state_dict())
-    words = f"{net.title}, {classes} classes, {takes.words}"
     if library == "timm":
-        return Member(text, net, words, takes, None, entry.hf_hub_id, getattr(entry, "license", None))
-    return Member(text, net, words, takes, tuple(entry.meta["categories"]))
+        return _named(text, net, None, entry.hf_hub_id, getattr(entry, "license", None))
+    return _named(text, net, tuple(entry.meta["categories"]))
 
 
-def count_outputs(library: Library, name: str, state: Mapping[str, Any], path: Path) -> int:
-    """The number of classes, by the tensor in which networks of different numbers differ."""
-    return _dimension(library, name, state, 0, {"classes": 7}, {"classes": 11}) or _no_classes(path, name)
-
-
-def count_channels(library: Library, name: str, state: Mapping[str, Any]) -> int:
-    """The number of channels of the images, likewise; 3 where nothing tells."""
-    if library != "timm":
-        return 3
-    return _dimension(library, name, state, 1, {"channels": 3}, {"channels": 1}) or 3
-
-
-def _dimension(
-    library: Library,
-    name: str,
-    state: Mapping[str, Any],
-    axis: int,
-    one: dict[str, int],
-    other: dict[str, int],
+def _size_along(
+    axis: int, option: str, values: tuple[int, int], library: Library, name: str, state: Mapping[str, Any]
 ) -> int | None:
-    """The size along an axis that weights have where two networks of a name differ in it."""
+    """The size along an axis of the weights in which networks of a name differ, by an option of theirs."""
     size = library_input(library, name)[0].size
     nets = []
-    for changes in (one, other):
-        options: dict[str, Any] = {"classes": 7, "channels": 3, "size": size, "settings": {}, **changes}
+    for value in values:
+        options: dict[str, Any] = {"classes": 7, "channels": 3, "size": size, "settings": {}, option: value}
         try:
             with torch.device("meta"):
                 nets.append(build_network(library, name, **options))
@@ -281,28 +256,24 @@ def _dimension(
     shapes = [{key: tensor.shape for key, tensor in net.state_dict().items()} for net in nets]
     tensors = renamed(state, nets[0])
     for key in reversed(shapes[0]):
-        ours = tensors.get(key)
-        if shapes[0][key] != shapes[1].get(key) and isinstance(ours, Tensor) and ours.ndim > axis:
-            return int(ours.shape[axis])
+        weight = tensors.get(key)
+        if shapes[0][key] != shapes[1].get(key) and isinstance(weight, Tensor) and weight.ndim > axis:
+            return int(weight.shape[axis])
     return None
-
-
-def _no_classes(path: Path, name: str) -> int:
-    raise ValueError(f"{path} holds no last layer of a {name}, so these are not its weights; give theirs")
 
 
 # ------------------------------------------------------------------------------ the rest
 
 
-def _from_classifier(classifier: Classifier | None, text: str, wanted: Overrides) -> Member | None:
+def _from_classifier(address: str, text: str, wanted: Overrides) -> Member | None:
     """A member of what a folder or the hub holds; None where that is a model of ours."""
-    if classifier is None:
-        return None
-    net = classifier.build(wanted.of(classifier.takes))
+    classifier = open_classifier(address, wanted.of)
+    return None if classifier is None else _named(text, *classifier)
+
+
+def _named(text: str, net: NamedNetwork, *origin: Any) -> Member:
     words = f"{net.title}, {net.classes} classes, {net.takes.words}"
-    return Member(
-        text, net, words, net.takes, classifier.class_names, classifier.base_model, classifier.license
-    )
+    return Member(text, net, words, net.takes, *origin)
 
 
 def _from_saved(name: str, text: str, allow: Collection[str]) -> Member:

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ensbridge.deploy.batch import as_text
-from ensbridge.deploy.predict_inputs import MANIFEST
-from ensbridge.deploy.predict_tables import AbstractInput, Damaged
+from ensbridge.deploy.predict_inputs import MANIFEST, AbstractInput, Damaged
 from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
-from ensbridge.deploy.saving.places import find_model
+from ensbridge.deploy.saving.folder import find_model
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import (
     MOST_JSON,
@@ -45,17 +44,16 @@ UNREADABLE = "unreadable.jsonl"
 class Part:
     """Some images of an input, and the file for their predictions."""
 
-    number: int
     source: AbstractInput
     start: int
     stop: int
     path: str
 
-    def write(self, predictor: BatchPredictor, format: Format) -> tuple[int, int]:
-        """Predict, and write the file; how many images there were, and how many could not be read."""
+    def write(self, predictor: BatchPredictor, format: Format) -> int:
+        """Predict, and write the file; how many images there were."""
         rows = list(predictor.rows(self.source.read(self.start, self.stop)))
         write_atomically(Path(self.path), _encoded(rows, format))
-        return len(rows), sum(row["error"] is not None for row in rows)
+        return len(rows)
 
 
 def plan_parts(inputs: Sequence[AbstractInput], out: Path, format: Format, size: int = PART) -> list[Part]:
@@ -64,7 +62,7 @@ def plan_parts(inputs: Sequence[AbstractInput], out: Path, format: Format, size:
     for source in inputs:
         for start in range(0, len(source), size):
             path = out / f"part-{len(parts):06d}.{format}"
-            parts.append(Part(len(parts), *source.cut(start, min(start + size, len(source))), str(path)))
+            parts.append(Part(*source.cut(start, min(start + size, len(source))), str(path)))
     return parts
 
 
@@ -99,24 +97,28 @@ def predict_to_folder(
     with locked(folder):
         parts = plan_parts(inputs, folder, format, part)
         _check_manifest(folder, config, inputs, format, part)
-        left = [one for one in parts if not Path(one.path).is_file()]
-        advance = progress("predict", sum(map(len, inputs)), "images")
-        advance(sum(one.stop - one.start for one in parts) - sum(one.stop - one.start for one in left))
-        run = _run_local if engine == "local" else _run_ray
-        run(config, left, format, advance, workers, worker)
+        left = [piece for piece in parts if not Path(piece.path).is_file()]
+        images, to_do = sum(map(len, inputs)), sum(piece.stop - piece.start for piece in left)
+        advance = progress("predict", images, "images")
+        advance(images - to_do)
+        if engine == "ray":
+            _run_ray(config, left, format, advance, workers, worker or PartWriter)
+        else:
+            predictor = BatchPredictor.of(config)
+            for piece in left:
+                advance(piece.write(predictor, format))
         unreadable = list(_unreadable(parts, format))
         text = "".join(f"{json.dumps(row)}\n" for row in unreadable)
         write_atomically(folder / UNREADABLE, text.encode())
     if damaged:
         raise ValueError(f"{as_text(damaged[0].reason)}; all other images are predicted in {folder}")
-    return sum(map(len, inputs)), len(unreadable)
+    return images, len(unreadable)
 
 
 def _check_manifest(
     folder: Path, config: PredictorConfig, inputs: Sequence[AbstractInput], format: str, part: int
 ) -> None:
-    """Refuse a folder with the predictions of another model, of other images or in another form."""
-    listed = "\0".join(source.name for source in inputs)
+    listed = "\0".join(source.identity() for source in inputs)
     digest = hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
     told = {
         name: value
@@ -146,14 +148,6 @@ def _check_manifest(
             raise ValueError(f"{folder} holds predictions with another {what}; choose another folder")
 
 
-def _run_local(
-    config: PredictorConfig, parts: Sequence[Part], format: Format, advance: Callable[[int], None], *_: object
-) -> None:
-    predictor = BatchPredictor.of(config)
-    for part in parts:
-        advance(part.write(predictor, format)[0])
-
-
 class PartWriter:
     """What a worker of Ray does with the parts that it is handed."""
 
@@ -167,7 +161,7 @@ class PartWriter:
 
     def write(self, part: Part) -> int:
         """Write one part."""
-        return part.write(self.predictor, self.format)[0]
+        return part.write(self.predictor, self.format)
 
 
 def _run_ray(
@@ -176,7 +170,7 @@ def _run_ray(
     format: Format,
     advance: Callable[[int], None],
     workers: int | None,
-    worker: type | None,
+    worker: type,
 ) -> None:
     """Each part is one row of a data set; a worker that dies is replaced, and its part done again."""
     import ray
@@ -193,7 +187,7 @@ def _run_ray(
         logging.getLogger(name).setLevel(logging.ERROR)
     rows = [{"part": pickle.dumps(part)} for part in parts]  # of this process's own making
     done = ray.data.from_items(rows, override_num_blocks=min(len(parts), BLOCKS)).map_batches(
-        worker or PartWriter,
+        worker,
         fn_constructor_args=[config, format],
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=min(count, len(parts))),
@@ -224,7 +218,6 @@ def _schema(row: dict[str, Any]) -> Any:
 
 
 def _unreadable(parts: Sequence[Part], format: Format) -> Iterator[dict[str, str]]:
-    """The images that could not be read, with the reason."""
     for part in parts:
         if format == "jsonl":
             with open(part.path, encoding="utf-8") as file:

@@ -105,31 +105,16 @@ class BatchPredictor:
         images = batch[self.column]
         entries = [(f"image {number}", _content(image)) for number, image in enumerate(images)]
         rows = list(self.rows(entries))
-        made = {
-            name: np.array(
-                [row[name] for row in rows], dtype=None if name in _NUMBERS and _all_there(rows) else object
-            )
-            if name != "top_k"
-            else _objects([row[name] for row in rows])
-            for name in self.columns
-            if name != "image"
-        }
+        readable = all(row["error"] is None for row in rows)
+        made: dict[str, np.ndarray] = {}
+        for name in self.columns[1:]:
+            values = [row[name] for row in rows]
+            plain = name in _NUMBERS and readable
+            made[name] = np.array(values) if plain else np.fromiter(values, dtype=object)
         return {**batch, **made}
 
 
 _NUMBERS = ("class_index", "probability", "source_probability", "entropy", "disagreement")
-
-
-def _all_there(rows: Sequence[Mapping[str, Any]]) -> bool:
-    return all(row["error"] is None for row in rows)
-
-
-def _objects(values: Sequence[Any]) -> np.ndarray:
-    """An array of lists, which NumPy would make a table of."""
-    array = np.empty(len(values), dtype=object)
-    for number, value in enumerate(values):
-        array[number] = value
-    return array
 
 
 def _content(image: Any) -> Content:

@@ -1,8 +1,9 @@
-"""A model as a graph for batches of any size, and the batches that such a graph is tried on."""
+"""A model as a graph for batches of any size, what it is tried on, and how far its logits may be off."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from typing import cast
 
@@ -12,9 +13,13 @@ from torch.export import Dim, ExportedProgram
 
 from ensbridge.deploy.saving.description import LARGEST_BATCH
 from ensbridge.models.fast_ensemble import AbstractFastEnsemble
-from ensbridge.utils.inputs import Inputs, call_network, map_inputs, tensors_of, unpack
+from ensbridge.utils.inputs import Inputs, call_network, map_inputs, pack, tensors_of, unpack
 from ensbridge.utils.text import one_line
 
+# Of a logit's scale, by the type of images and weights. Runtimes fuse layers and sum in another order: in
+# float32 2e-7 was measured for tiny networks and 1e-6 for ResNet-32×2; deeper ones are left a hundred times
+# that. In half precision a dozen or two roundings fill it: there the check is a coarse one.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 BATCHES = (1, 3, 17)
 VARIANTS = 7  # of made-up batches of each size
 
@@ -30,21 +35,16 @@ class _Graph(nn.Module):
 
         def forward(*inputs: Tensor, **named: Tensor) -> Tensor | tuple[Tensor, ...]:
             batch = dict(zip(names, inputs, strict=False)) | named
-            given = batch if isinstance(example, Mapping) else tuple(batch.values())
-            return (
-                cast(AbstractFastEnsemble, model).with_source(_single(given))
-                if with_source
-                else call_network(model, given)
-            )
+            by_name = isinstance(example, Mapping)
+            given = pack((), batch) if by_name else pack(tuple(batch.values()), {})
+            if with_source:
+                return cast(AbstractFastEnsemble, model).with_source(given)
+            return call_network(model, given)
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter(name, kind) for name in names]
         vars(forward)["__signature__"] = inspect.Signature(parameters)
         self.forward = forward
-
-
-def _single(inputs: Inputs) -> Inputs:
-    return inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
 
 
 def input_names(inputs: Inputs) -> list[str]:
@@ -126,3 +126,36 @@ def batch_sizes(example: Inputs) -> tuple[int, ...]:
     """How many images a batch has; large ones, which a file may ask for, come in small batches."""
     numbers = sum(tensor[0].numel() for tensor in tensors_of(example))
     return tuple(count for count in BATCHES if count == 1 or count * numbers <= LARGEST_BATCH)
+
+
+def difference(expected: Tensor, actual: Tensor) -> float:
+    """The largest difference of logits (B, K) as a share of their scale, at least 1, in each row.
+
+    >>> difference(torch.tensor([[100.0, -100.0]]), torch.tensor([[101.0, -100.0]]))
+    0.01
+    >>> difference(torch.tensor([[torch.nan, 0.0]]), torch.tensor([[0.0, 0.0]]))
+    inf
+    """
+    if expected.shape != actual.shape:
+        return math.inf
+    finite = expected.isfinite()
+    if not torch.equal(expected[~finite].nan_to_num(2.0), actual[~finite].nan_to_num(2.0)):
+        return math.inf
+    gaps = (
+        (expected.double() - actual.double()).abs().where(finite, 0.0).nan_to_num(math.inf, posinf=math.inf)
+    )
+    scale = expected.double().abs().where(finite, 0.0).amax(-1, keepdim=True).clamp(min=1.0)
+    return float((gaps / scale).max())
+
+
+def tolerance(model: nn.Module, images: Inputs) -> float:
+    """How far logits may be off, by the coarsest type of images and weights.
+
+    >>> tolerance(nn.Linear(2, 3), torch.zeros(1, 2)), tolerance(nn.Linear(2, 3).half(), torch.zeros(1, 2))
+    (0.0001, 0.02)
+    """
+    tensors = tensors_of(images)
+    types = {tensor.dtype for tensor in (*tensors, *model.parameters())}
+    if tensors[0].is_cuda:  # which multiplies float32 with fewer digits inside of convolutions
+        types.add(torch.float16)
+    return max(TOLERANCE.get(dtype, 0.0) for dtype in types)

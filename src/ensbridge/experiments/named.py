@@ -20,8 +20,8 @@ from ensbridge.data.stream import MEMORY, parse_memory
 from ensbridge.deploy.batch import Pixels, decode_image
 from ensbridge.deploy.members import Member, Overrides, check_source, open_member, open_members
 from ensbridge.deploy.saving import load
+from ensbridge.deploy.saving.card import check_origin, is_hub_name, is_licence
 from ensbridge.deploy.saving.folder import check_target
-from ensbridge.deploy.saving.metadata import check_origin, is_hub_name, is_licence
 from ensbridge.evaluation.evaluate import Evaluator, environment, evaluate, infer_info
 from ensbridge.evaluation.fidelity import Fidelity
 from ensbridge.evaluation.predict import predict

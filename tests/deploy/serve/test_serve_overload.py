@@ -15,7 +15,7 @@ import uvicorn
 import _serving
 from _saving import small
 from _serving import infer, pixels, png, request_for, serving, upload
-from ensbridge.deploy.serve import uploads
+from ensbridge.deploy.serve import routes_v1
 from ensbridge.deploy.serve.limits import Limits, Refused
 from ensbridge.deploy.serve.protocol import parse_request
 from ensbridge.deploy.serve.run import Server
@@ -39,24 +39,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Registry:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The pictures that are decoded, as they are."""
     pictures: list[Any] = []
-    decode = uploads.picture
+    decode = routes_v1.picture
 
     def picture(*arguments: Any) -> Any:
         pictures.append(decode(*arguments))
         return pictures[-1]
 
-    monkeypatch.setattr(uploads, "picture", picture)
+    monkeypatch.setattr(routes_v1, "picture", picture)
     return pictures
 
 
 def test_the_pixels_of_all_images_together_are_bounded(models: Registry, opened: list[Any]) -> None:
     image = png(pixels())  # of 64 pixels: two and a half are allowed
     with pytest.raises(Refused) as refused:
-        uploads.read_uploads(models.find(), [("a.png", image)] * 100, LIMITS, time.monotonic() + 60)
+        routes_v1.read_uploads(models.find(), [("a.png", image)] * 100, LIMITS, time.monotonic() + 60)
     assert refused.value.status == 413
     assert "number 3 (a.png)" in refused.value.sentence
     assert len(opened) == 3
-    batch = uploads.read_uploads(models.find(), [("a.png", image)] * 2, LIMITS, time.monotonic() + 60)
+    batch = routes_v1.read_uploads(models.find(), [("a.png", image)] * 2, LIMITS, time.monotonic() + 60)
     assert batch.shape == (2, 3, 8, 8)
 
 
@@ -64,9 +64,9 @@ def test_no_image_is_decoded_when_nobody_waits_any_longer(
     models: Registry, opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(monotonic=lambda: 10.0 + len(opened))  # an image takes a second
-    monkeypatch.setattr(uploads, "time", clock)
+    monkeypatch.setattr(routes_v1, "time", clock)
     with pytest.raises(Refused) as refused:
-        uploads.read_uploads(models.find(), [("a.png", png(pixels(0, (2, 2, 3))))] * 9, LIMITS, 13.0)
+        routes_v1.read_uploads(models.find(), [("a.png", png(pixels(0, (2, 2, 3))))] * 9, LIMITS, 13.0)
     assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
     assert len(opened) == 3
 
@@ -75,7 +75,7 @@ def test_a_request_is_decoded_until_its_own_time_is_over(
     models: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, given = time.monotonic(), []
-    read = uploads.read_uploads
+    read = routes_v1.read_uploads
 
     def reading(*arguments: Any) -> Any:
         given.append(arguments[-1])

@@ -22,9 +22,9 @@ import _serving
 import _tiny
 import ensbridge
 import ensbridge as eb
+from _named import run
 from _saving import model, small
 from _serving import infer, request_for
-from ensbridge import cli
 from ensbridge.deploy.serve.served import ModelSpec, ServedModel, Settings, parse_specs
 from ensbridge.methods import BridgeConfig
 
@@ -38,10 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
     """The one sentence that the command ends with."""
-    monkeypatch.setattr(sys, "argv", ["ensbridge", "serve", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 2
+    assert run(monkeypatch, "serve", *words) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("ensbridge: ")
     assert captured.err.count("\n") == 1

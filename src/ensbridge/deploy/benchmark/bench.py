@@ -5,21 +5,22 @@ from __future__ import annotations
 import copy
 import math
 import platform
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ensbridge.deploy.benchmark.memory import RESOLUTION, cores, pinned
-from ensbridge.deploy.benchmark.ratios import SPREAD, Ratio, quantile, ratio_of
-from ensbridge.deploy.benchmark.rounds import Clock, time_rounds
-from ensbridge.deploy.benchmark.runtimes import RUNTIMES, CannotRun, Runtime, ready
+from ensbridge.deploy.benchmark.runtimes import RUNTIMES, CannotRun, Runner, Runtime, ready
+from ensbridge.deploy.benchmark.timing import SPREAD, Clock, Ratio, ratio_of, time_rounds
 from ensbridge.deploy.export import cannot_take, check_fast, example_like
-from ensbridge.deploy.fuse import InferenceModel, prepare_for_inference
+from ensbridge.deploy.fuse import prepare_for_inference
 from ensbridge.deploy.saving import load
 from ensbridge.deploy.saving.description import LARGEST_BATCH
 from ensbridge.metrics.cost import count_macs, count_params
@@ -126,7 +127,7 @@ def bench(
     seconds: float = math.inf,
     begin: Stage = silent,
     tell: Tell = lambda table: None,
-    clock: Clock | None = None,
+    clock: Clock = time.perf_counter,
 ) -> Benchmark:
     """Measure one member, source + bridge and DE-2 … DE-M on batches like `example`, on its device.
 
@@ -151,16 +152,34 @@ def bench(
     device = tensors_of(example)[0].device
     threads = len(cores()) if threads is None else threads
     fast = copy.deepcopy(fast).eval().requires_grad_(False)
-    models = _models(fast)
+    tables: list[Table] = []
+
+    def measure(runtime: Runtime, batch: int) -> Table:
+        images, words = _batch(example, batch), f"{runtime} {batch}"
+        advance = begin(f"{words}: build", len(candidates), "models")
+        runners: dict[str, Runner] = {}
+        try:
+            if runtime == "onnxruntime":  # once unmeasured, for what the library takes at its first use
+                ready(runtime, candidates[ONE].net, images, threads, candidates[ONE].truth)
+            for name, model in candidates.items():
+                runners[name] = ready(runtime, model.net, images, threads, model.truth)
+                advance(1)
+        except CannotRun as error:
+            return Table(runtime, batch, 0, 0, (), str(error))
+        calls = {name: runner.call for name, runner in runners.items()}
+        advance = begin(f"{words}: time", rounds, "rounds")
+        timings = time_rounds(calls, rounds, seconds, clock=clock, advance=advance)
+        rows = tuple(
+            _row(name, model, runners[name].memory, timings.times, device)
+            for name, model in candidates.items()
+        )
+        return Table(runtime, batch, len(timings.times[ONE]), timings.calls, rows)
+
     with pinned(threads):
-        costs = _costs(fast, map_inputs(lambda tensor: tensor[:1], example))
-        tables = []
+        candidates = _candidates(fast, map_inputs(lambda tensor: tensor[:1], example))
         for runtime in dict.fromkeys(runtimes):
             for batch in dict.fromkeys(batches):
-                images = _batch(example, batch)
-                tables.append(
-                    _table(runtime, fast, models, costs, images, threads, rounds, seconds, begin, clock)
-                )
+                tables.append(measure(runtime, batch))
                 tell(tables[-1])
     return Benchmark(
         name,
@@ -185,79 +204,46 @@ class _Member(nn.Module):
         return read_logits(self.net(*inputs, **named))
 
 
-def _models(fast: FastEnsemble) -> dict[str, nn.Module]:
-    """What is timed, by name."""
-    models: dict[str, nn.Module] = {
-        ONE: _Member(fast.source),
-        _fast_name(len(fast.bridges)): prepare_for_inference(fast),
-    }
-    for count in _ensembles(fast):
-        models[f"DE-{count}"] = Ensemble([copy.deepcopy(fast.source) for _ in range(count)])
-    return {name: model.eval() for name, model in models.items()}
+@dataclass(frozen=True)
+class _Candidate:
+    net: nn.Module  # as it is timed
+    truth: nn.Module  # whose logits it must give
+    macs: int  # of the network as it was trained
+    params: int
 
 
-def _ensembles(fast: FastEnsemble) -> range:
-    """How many members the ensembles beside a model have."""
-    return range(2, min(fast.members, LARGEST_ENSEMBLE) + 1)
-
-
-def _costs(fast: FastEnsemble, image: Inputs) -> dict[str, tuple[int, int]]:
-    """MACs and parameters by name, of the networks as they were trained; the first look at the images."""
+def _candidates(fast: FastEnsemble, image: Inputs) -> dict[str, _Candidate]:
+    """What is timed, by name; the first look at the images."""
     try:
-        one = count_macs(fast.source, image), count_params(fast.source)
-        costs = {ONE: one, _fast_name(len(fast.bridges)): (count_macs(fast, image), count_params(fast))}
+        macs, fast_macs = count_macs(fast.source, image), count_macs(fast, image)
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         raise ValueError(cannot_take(image, error)) from error
-    for count in _ensembles(fast):
-        costs[f"DE-{count}"] = (count * one[0], count * one[1])
-    return costs
+    params, member = count_params(fast.source), _Member(fast.source).eval()
+    candidates = {
+        ONE: _Candidate(member, member, macs, params),
+        _fast_name(len(fast.bridges)): _Candidate(
+            prepare_for_inference(fast), fast, fast_macs, count_params(fast)
+        ),
+    }
+    for count in range(2, min(fast.members, LARGEST_ENSEMBLE) + 1):
+        ensemble = Ensemble([copy.deepcopy(fast.source) for _ in range(count)]).eval()
+        candidates[f"DE-{count}"] = _Candidate(ensemble, ensemble, count * macs, count * params)
+    return candidates
 
 
-def _table(
-    runtime: Runtime,
-    fast: FastEnsemble,
-    models: dict[str, nn.Module],
-    costs: dict[str, tuple[int, int]],
-    images: Inputs,
-    threads: int,
-    rounds: int,
-    seconds: float,
-    begin: Stage,
-    clock: Clock | None,
-) -> Table:
-    count, device = count_rows(images), tensors_of(images)[0].device
-    words = f"{runtime} {count}"
-    advance = begin(f"{words}: build", len(models), "models")
-    runners = {}
-    try:
-        if runtime == "onnxruntime":  # once unmeasured: what the library takes at its first use is no model's
-            ready(runtime, models[ONE], images, threads, models[ONE])
-        for name, model in models.items():
-            # What is prepared is compared with what it was prepared from.
-            truth = fast if isinstance(model, InferenceModel) else model
-            runners[name] = ready(runtime, model, images, threads, truth)
-            advance(1)
-    except CannotRun as error:
-        return Table(runtime, count, 0, 0, (), str(error))
-    calls = {name: runner.call for name, runner in runners.items()}
-    own_clock = {} if clock is None else {"clock": clock}
-    timings = time_rounds(
-        calls, rounds, seconds, advance=begin(f"{words}: time", rounds, "rounds"), **own_clock
-    )
-    rows = []
-    for name, times in timings.times.items():
-        middle, low, high = (quantile(times, share) for share in (0.5, *SPREAD))
-        ratio = None if name == ONE else ratio_of(times, timings.times[ONE])
-        memory = _told(runners[name].memory, device)
-        rows.append(Row(name, *costs[name], *memory, middle, low, high, ratio))
-    return Table(runtime, count, len(timings.times[ONE]), timings.calls, tuple(rows))
-
-
-def _told(memory: int | None, device: torch.device) -> tuple[int | None, int | None]:
-    """The memory, or else the bound that it is below: a process shows its growth coarsely, torch exactly."""
-    if memory is not None and memory < RESOLUTION and device.type == "cpu":
-        return None, RESOLUTION
-    return memory, None
+def _row(
+    name: str,
+    model: _Candidate,
+    memory: int | None,
+    times: Mapping[str, Sequence[float]],
+    device: torch.device,
+) -> Row:
+    median, low, high = map(float, np.quantile(times[name], (0.5, *SPREAD)))
+    ratio = None if name == ONE else ratio_of(times[name], times[ONE])
+    below = None
+    if memory is not None and memory < RESOLUTION and device.type == "cpu":  # which is told coarsely
+        memory, below = None, RESOLUTION
+    return Row(name, model.macs, model.params, memory, below, median, low, high, ratio)
 
 
 def _batch(example: Inputs, count: int) -> Inputs:

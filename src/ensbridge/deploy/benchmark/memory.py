@@ -40,9 +40,9 @@ def peak_memory(call: Callable[[], object], before: int | None = None) -> int | 
     """
     now = resident()
     call()
-    if now is None or (before is None and (before := now) is None):
+    if now is None:
         return None
-    return max(_status("VmHWM") - before, 0)
+    return max(_status("VmHWM") - (now if before is None else before), 0)
 
 
 def cores() -> list[int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
@@ -12,11 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
 from ensbridge.deploy.benchmark.memory import peak_memory, resident
 from ensbridge.deploy.cuda_graph import capture
-from ensbridge.deploy.export import onnx_bytes, silence, trace
-from ensbridge.deploy.tracing import input_names
+from ensbridge.deploy.export import onnx_bytes, onnx_session, silence
+from ensbridge.deploy.tracing import difference, input_names, tolerance, trace
 from ensbridge.utils.extras import missing
 from ensbridge.utils.inputs import Inputs, call_network, tensors_of, unpack
 from ensbridge.utils.text import one_line
@@ -40,38 +37,29 @@ class Runner:
 
 def ready(runtime: Runtime, model: nn.Module, images: Inputs, threads: int, truth: nn.Module) -> Runner:
     """Bring a model into a runtime, run it, and see that its logits are those of `truth` in eager torch."""
-    _check(runtime, images)
+    on_gpu = _on_gpu(images)
+    if runtime == "compiled" and on_gpu and not isinstance(images, Tensor):
+        raise CannotRun("compiled models of several inputs are measured on the CPU only")
+    if runtime == "onnxruntime" and on_gpu:
+        raise CannotRun("onnxruntime is measured on the CPU only")
+    if runtime == "onnxruntime" and (lacking := missing("export")):
+        raise CannotRun(lacking)
     try:
-        with _quiet():
+        with silence():
             # Before anything is measured: libraries take memory when first used.
             expected = _eager(truth, images)()
             runner = _BUILD[runtime](model, images, threads)
             logits = runner.call()
-    except CannotRun:
-        raise
     except Exception as error:  # compilers and exporters have errors of their own, none of them public
         raise CannotRun(f"{runtime} cannot run this model: {one_line(error)}") from error
     gap = difference(expected.float().cpu(), logits.float().cpu())
-    # A GPU multiplies float32 with fewer digits inside of convolutions.
-    allowed = max(tolerance(truth, images), TOLERANCE[torch.float16] if _on_gpu(images) else 0.0)
-    if not gap <= allowed:
+    if not gap <= tolerance(truth, images):
         raise CannotRun(f"{runtime} gives other logits than the model itself, by {gap:.1e} of their scale")
     return runner
 
 
 def _on_gpu(images: Inputs) -> bool:
     return tensors_of(images)[0].is_cuda
-
-
-def _check(runtime: Runtime, images: Inputs) -> None:
-    if runtime == "compiled" and _on_gpu(images) and not isinstance(images, Tensor):
-        raise CannotRun("compiled models of several inputs are measured on the CPU only")
-    if runtime != "onnxruntime":
-        return
-    if _on_gpu(images):
-        raise CannotRun("onnxruntime is measured on the CPU only")
-    if lacking := missing("export"):
-        raise CannotRun(lacking)
 
 
 def _eager(model: Callable[..., Tensor], images: Inputs) -> Callable[[], Tensor]:
@@ -106,28 +94,17 @@ def _run_compiled(model: nn.Module, images: Inputs, threads: int) -> Runner:
 
 
 def _run_onnx(model: nn.Module, images: Inputs, threads: int) -> Runner:
-    import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    graph = _onnx(model, images)
+    if model not in _WRITTEN:  # for batches of any size
+        _WRITTEN[model] = onnx_bytes(trace(model, images))[0]
     tensors = zip(input_names(images), tensors_of(images), strict=True)
     feed = {name: tensor.numpy() for name, tensor in tensors}
     before = resident()
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = onnx_session(_WRITTEN[model], threads)
 
     def call() -> Tensor:
         return torch.from_numpy(session.run(None, feed)[0])
 
     return Runner(call, peak_memory(lambda: (call(), call()), before))
-
-
-def _onnx(model: nn.Module, images: Inputs) -> bytes:
-    """The model as ONNX, for batches of any size, written once."""
-    if model not in _WRITTEN:
-        _WRITTEN[model] = onnx_bytes(trace(model, images))[0]
-    return _WRITTEN[model]
 
 
 def _torch_memory(call: Callable[[], object], model: nn.Module, images: Inputs) -> int | None:
@@ -141,21 +118,6 @@ def _torch_memory(call: Callable[[], object], model: nn.Module, images: Inputs) 
     call()
     need = peak_memory(call)
     return None if need is None else need + weights
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the compilers' remarks, which are for their developers, from the user's terminal."""
-    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch._inductor")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with silence():
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 _BUILD = {"eager": _run_eager, "compiled": _run_compiled, "onnxruntime": _run_onnx}

@@ -15,27 +15,15 @@ COSTS = ("model", "MACs", "params")
 
 def rich_table(table: Table) -> RichTable | str:
     """The times of one runtime and batch size, or why there are none."""
-    return _rich(title(table), COLUMNS, map(cells, table.rows)) if table.rows else _why(table)
+    if not table.rows:
+        return f"{title(table)}: {table.problem}."
+    return _rich(title(table), COLUMNS, map(cells, table.rows))
 
 
 def rich_costs(benchmark: Benchmark) -> RichTable | None:
     """What each model is, wherever it runs; None where nothing could be measured."""
     measured = [table for table in benchmark.tables if table.rows]
     return _rich("one image", COSTS, map(costs, measured[0].rows)) if measured else None
-
-
-def markdown(table: Table) -> str:
-    """One table as Markdown, or why there is none."""
-    if not table.rows:
-        return _why(table)
-    columns = (*COLUMNS, *COSTS[1:])
-    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    lines += [f"| {' | '.join((*cells(row), *costs(row)[1:]))} |" for row in table.rows]
-    return "\n".join([f"{title(table)}:", "", *lines])
-
-
-def _why(table: Table) -> str:
-    return f"{title(table)}: {table.problem}."
 
 
 def _rich(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RichTable:

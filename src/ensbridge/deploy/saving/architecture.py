@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -68,13 +68,11 @@ class Architecture:
         name = f"{type(net).__module__}.{type(net).__qualname__}"
         for build, kind in OURS.items():
             if type(net) is kind:
-                described = cls(name, build, net.arguments)
-                try:
+                with suppress(NotImplementedError, RuntimeError):  # another library's may read what it draws
                     with torch.device("meta"):
                         again = kind(**net.arguments)
-                except (NotImplementedError, RuntimeError):  # another library's may read what it draws
-                    return cls(name)
-                return described if same_plan(again, net) else cls(name)
+                    if same_plan(again, net):
+                        return cls(name, build, net.arguments)
         return cls(name)
 
     def builder(self, allow: Collection[str], where: str) -> Build:
@@ -208,7 +206,6 @@ def _careful(
 
 
 def _names_device(arguments: Mapping[str, Any]) -> bool:
-    """Whether decoded JSON has the key "device" anywhere."""
     left: list[Any] = [arguments]
     while left:
         item = left.pop()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ensbridge.deploy.saving.description import Description, Facts
-from ensbridge.deploy.saving.metadata import Result, results_of, write_head
+from ensbridge.deploy.saving.folder import CARD_FOLDER, CARD_START
 from ensbridge.evaluation.choices import choices_table
 from ensbridge.evaluation.fidelity import Fidelity
 from ensbridge.evaluation.scores import COLUMNS, Row, Scores, cells, parse_scores, summarise
@@ -18,7 +20,18 @@ from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.input_specs import made_up_inputs
 from ensbridge.utils.text import one_line
 
-_FOLDER = '"path/to/this/folder"'
+TAGS = ("ensbridge", "image-classification", "deep-ensembles", "uncertainty")
+TASK = "image-classification"
+_LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}", re.ASCII | re.IGNORECASE)
+_HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+
+
+class Results(NamedTuple):
+    """Figures of a model on a part of a data set."""
+
+    dataset: str
+    split: str
+    figures: Sequence[tuple[str, str, float]]  # what the hub's evaluate calls it, its name, its value
 
 
 def write_card(
@@ -32,7 +45,7 @@ def write_card(
     """The whole card."""
     if isinstance(scores, Mapping):
         scores = parse_scores(json.loads(json.dumps(scores)))
-    results = evaluation_results(fast, scores, dataset)
+    results = _evaluation_results(fast, scores, dataset)
     parts = [
         write_head(_title(fast), license, base_models, results),
         f"# {_title(fast)}\n\n{_what(fast, description)}",
@@ -87,25 +100,24 @@ def _cost(fast: FastEnsemble, facts: Facts) -> str:
         _cost_line("parameters", one, params),
     ]
     if facts.input_specs is not None:
-        try:
-            macs = [count_macs(net, made_up_inputs(facts.input_specs, 1)) for net in (fast.source, fast)]
-        except Exception as error:  # a network may take only such inputs as cannot be made up
-            reason = f"Multiply-accumulates were not counted: made-up inputs fail ({_text(one_line(error))})."
-            return "\n".join([*lines, "", reason])
-        shapes = ", ".join(map(str, facts.input_specs))
-        return "\n".join([*lines, _cost_line(f"multiply-accumulates, one example ({_text(shapes)})", *macs)])
-    if facts.image_shape is None:
+        inputs = made_up_inputs(facts.input_specs, 1)
+        what = f"one example ({_text(', '.join(map(str, facts.input_specs)))})"
+    elif facts.image_shape is not None:
+        like = next(fast.source.parameters(), torch.zeros(1))
+        inputs = torch.zeros(1, *facts.image_shape, dtype=like.dtype, device=like.device)
+        what = f"one image of {'×'.join(map(str, facts.image_shape))}"
+    else:
         return "\n".join([*lines, "", "Multiply-accumulates were not counted: no image shape was given."])
-    like = next(fast.source.parameters(), torch.zeros(1))
-    image = torch.zeros(1, *facts.image_shape, dtype=like.dtype, device=like.device)
     try:
-        macs = [count_macs(net, image) for net in (fast.source, fast)]
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"image_shape is {facts.image_shape}, which the model cannot take ({error})"
-        ) from error
-    shape = "×".join(map(str, facts.image_shape))
-    return "\n".join([*lines, _cost_line(f"multiply-accumulates, one image of {shape}", *macs)])
+        macs = [count_macs(net, inputs) for net in (fast.source, fast)]
+    except Exception as error:  # a network may take only such inputs as cannot be made up
+        if facts.input_specs is None:
+            raise ValueError(
+                f"image_shape is {facts.image_shape}, which the model cannot take ({error})"
+            ) from error
+        reason = f"Multiply-accumulates were not counted: made-up inputs fail ({_text(one_line(error))})."
+        return "\n".join([*lines, "", reason])
+    return "\n".join([*lines, _cost_line(f"multiply-accumulates, {what}", *macs)])
 
 
 def _cost_line(name: str, one: int, both: int) -> str:
@@ -115,11 +127,11 @@ def _cost_line(name: str, one: int, both: int) -> str:
 
 def _use(description: Description) -> str:
     source = description.source
-    call = f"eb.load({_FOLDER})"
+    call = f"eb.load({CARD_FOLDER})"
     if source.build is None:
-        call = f"eb.load({_FOLDER}, source=net)  # net: your {_text(source.name)}, to be filled"
+        call = f"eb.load({CARD_FOLDER}, source=net)  # net: your {_text(source.name)}, to be filled"
     elif not source.build.startswith("ensbridge.nets:"):
-        call = f'eb.load({_FOLDER}, allow=["{source.build}"])  # imports it, so only if you trust it'
+        call = f'eb.load({CARD_FOLDER}, allow=["{source.build}"])  # imports it, so only if you trust it'
     specs = description.facts.input_specs or ()
     names = [_text(spec.name) for spec in specs if spec.name]
     given = ", ".join(f"{name}={name}" for name in names if name.isidentifier())
@@ -173,20 +185,29 @@ def rows_of(fast: FastEnsemble, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if (row.params, row.bridges, row.steps, row.members) == identity]
 
 
-def evaluation_results(
+def _evaluation_results(
     fast: FastEnsemble, scores: Scores | Fidelity | None, dataset: str | None
-) -> list[Result]:
-    """A model's own figures, as far as it is known which they are, for the card's metadata."""
+) -> Results | None:
+    """A model's own figures, as far as it is known which they are; accuracy as a share, as the hub has it."""
     if isinstance(scores, Fidelity):
-        row = scores.row
-        return [] if row is None else results_of(row, dataset, "test")
-    if isinstance(scores, Scores):
-        matching = rows_of(fast, scores.rows)
-        return results_of(matching[0], dataset or scores.dataset, "test") if len(matching) == 1 else []
-    chosen = [choice for choice in fast.choices if choice.chosen]
-    return (
-        [Result(dataset or "validation images", "validation", "nll", "NLL", chosen[0].nll)] if chosen else []
+        rows = [] if scores.row is None else [scores.row]
+    elif isinstance(scores, Scores):
+        rows, dataset = rows_of(fast, scores.rows), dataset or scores.dataset
+    else:
+        chosen = [("nll", "NLL", choice.nll) for choice in fast.choices if choice.chosen]
+        return Results(dataset or "validation images", "validation", chosen[:1])
+    if len(rows) != 1:
+        return None
+    figures = (
+        ("accuracy", "accuracy", rows[0].acc / 100),
+        ("nll", "NLL", rows[0].nll),
+        ("ece", "expected calibration error", rows[0].ece),
+        ("brier_score", "Brier score", rows[0].brier),
     )
+    finite = [
+        (metric, name, value) for metric, name, value in figures if value is not None and math.isfinite(value)
+    ]
+    return Results(dataset or "unknown", "test", finite)
 
 
 def _control(fast: FastEnsemble, rows: Sequence[Row]) -> str:
@@ -214,3 +235,86 @@ def _count(number: int, what: str) -> str:
 def _text(text: str) -> str:
     """Text on one line that Markdown leaves as it is."""
     return " ".join(text.replace("`", "'").replace("|", "\\|").replace("<", "&lt;").split())
+
+
+# ------------------------------------------------------------------------------ the head
+
+
+def is_licence(text: str) -> bool:
+    """Whether the hub may take it for a licence's identifier.
+
+    >>> is_licence("apache-2.0"), is_licence("Apache 2.0")
+    (True, False)
+    """
+    return _LICENCE.fullmatch(text) is not None
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a model on the hub may have this name.
+
+    >>> is_hub_name("timm/resnet18.a1_in1k"), is_hub_name("/models/resnet18")
+    (True, False)
+    """
+    return _HUB_NAME.fullmatch(text) is not None
+
+
+def check_origin(licence: str | None, base_models: Sequence[str] = ()) -> None:
+    """Refuse what a card could not say of a model's licence and of what it was made of."""
+    if licence is not None and not is_licence(licence):
+        raise ValueError(f"license is {licence!r}; give an identifier such as 'apache-2.0' or 'mit'")
+    for name in base_models:
+        if not is_hub_name(name):
+            raise ValueError(
+                f"base_models has {name!r}; give names on the hub, such as 'timm/resnet18.a1_in1k'"
+            )
+
+
+def write_head(
+    title: str, licence: str | None = None, base_models: Sequence[str] = (), results: Results | None = None
+) -> str:
+    """The lines between "---", which huggingface_hub's ModelCardData reads.
+
+    >>> print(write_head("One network", "mit"))
+    ---
+    library_name: ensbridge
+    pipeline_tag: image-classification
+    license: "mit"
+    tags:
+    - ensbridge
+    - image-classification
+    - deep-ensembles
+    - uncertainty
+    ---
+    """
+    check_origin(licence, base_models)
+    models = list(dict.fromkeys(base_models))
+    lines = [CARD_START.rstrip(), f"pipeline_tag: {TASK}"]
+    if licence is not None:
+        lines.append(f"license: {json.dumps(licence)}")
+    if models:
+        lines += ["base_model:", *(f"- {json.dumps(name)}" for name in models)]
+    lines += ["tags:", *(f"- {tag}" for tag in TAGS)]
+    if results is not None and results.figures:
+        lines += [
+            "model-index:",
+            f"- name: {json.dumps(title)}",
+            "  results:",
+            "  - task:",
+            f"      type: {TASK}",
+            "    dataset:",
+            f"      name: {json.dumps(results.dataset)}",
+            f"      type: {json.dumps(_slug(results.dataset))}",
+            f"      split: {results.split}",
+            "    metrics:",
+        ]
+        for metric, name, value in results.figures:
+            lines += [
+                f"    - type: {metric}",
+                f"      value: {value:.8f}",  # YAML reads 1e-05 as text
+                f"      name: {json.dumps(name)}",
+            ]
+    return "\n".join([*lines, "---"])
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9_/-]+", "-", name.lower()).strip("-/") or "unknown"

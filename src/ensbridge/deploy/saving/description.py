@@ -55,10 +55,15 @@ class BridgeDescription:
             )
         if self.config is not None:
             law = self.config.temperature
-            _within("config.beta", self.config.beta, BETAS)
-            _within("config.temperature.base", law.base, TEMPERATURES)
-            _within("config.temperature.spread", law.spread, (0, TEMPERATURES[1]))
-            _within("config.temperature.concentration", law.concentration, TEMPERATURES)
+            # Numbers beyond these no model has; they would overflow, or never be done.
+            for name, value, (low, high) in (
+                ("beta", self.config.beta, BETAS),
+                ("temperature.base", law.base, TEMPERATURES),
+                ("temperature.spread", law.spread, (0, TEMPERATURES[1])),
+                ("temperature.concentration", law.concentration, TEMPERATURES),
+            ):
+                if not low <= value <= high:
+                    raise ValueError(f"config.{name} is {value}, expected {low:g} to {high:g}")
 
     @classmethod
     def of(cls, bridge: Bridge | FeatureBridge, number: int) -> BridgeDescription:
@@ -277,13 +282,6 @@ def _check_specs(specs: Sequence[InputSpec]) -> None:
             )
     if (numbers := sum(math.prod(spec.shape) for spec in specs)) > LARGEST_IMAGE:
         raise ValueError(f"an example has {numbers:,} numbers, expected at most {LARGEST_IMAGE:,}")
-
-
-def _within(name: str, value: float, limits: tuple[float, float]) -> None:
-    """Refuse a number that no model has and that would overflow, or never be done."""
-    low, high = limits
-    if not low <= value <= high:
-        raise ValueError(f"{name} is {value}, expected {low:g} to {high:g}")
 
 
 def _without_none(value: Any) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from torch import nn
 
 from ensbridge.deploy.saving.architecture import Architecture, by_recipe, on_cpu, on_meta
 from ensbridge.deploy.saving.description import Description, Facts, is_ours, read_description
-from ensbridge.deploy.saving.places import find_model
 from ensbridge.deploy.saving.weights import (
     COPY_AGAIN,
     GIVE_SAME,
@@ -36,10 +36,13 @@ if TYPE_CHECKING:
     from ensbridge.evaluation.fidelity import Fidelity
     from ensbridge.evaluation.scores import Scores
 
+ZOO, HUB = "zoo:", "hf:"
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # Where new weights wait for the description that makes them valid.
 PENDING = f".{WEIGHTS}.new"
+# By its first lines a card of ours is known, so that nobody else's README is ever overwritten.
 CARD_START = "---\nlibrary_name: ensbridge\n"
+CARD_FOLDER = '"path/to/this/folder"'  # where a card says what to load
 EXPORTS = ("model.onnx", "model.pt2")
 TRIES = 5  # at loading, while somebody saves
 
@@ -133,13 +136,8 @@ def _load(folder: Path, source: nn.Module | None, allowed: Collection[str]) -> F
     """Load from a folder that nobody writes to meanwhile."""
     config = folder / CONFIG
     if not config.is_file():
-        what = (
-            "holds no config.json"
-            if folder.is_dir()
-            else "is a file"
-            if folder.exists()
-            else "does not exist"
-        )
+        absent = "is a file" if folder.exists() else "does not exist"
+        what = "holds no config.json" if folder.is_dir() else absent
         raise ValueError(f"{folder} {what}; give a folder that FastEnsemble.save wrote")
     description = read_description(config)
     if source is not None:
@@ -176,22 +174,15 @@ def _stamps(path: Path) -> list[tuple[int, int, int] | None]:
     return stamps
 
 
-def _is_card(card: Path) -> bool:
-    """Whether a file is the card of a saved model."""
-    return read_file(card, MOST_JSON, "choose another folder").startswith(CARD_START.encode())
-
-
 def _check_ours(path: Path) -> None:
-    """Refuse to overwrite what is not ours."""
     config, card = path / CONFIG, path / CARD
-    if card.exists() and not _is_card(card):
-        raise ValueError(f"{card} is not the card of a saved model; choose another folder")
-    if not config.exists():
-        if (path / WEIGHTS).exists():
-            raise ValueError(f"{path} holds a {WEIGHTS} without its {CONFIG}; choose another folder")
-        return
-    if not is_ours(read_json(config)):
-        raise ValueError(f"{config} describes no saved model; choose another folder")
+    remedy = "choose another folder"
+    if card.exists() and not read_file(card, MOST_JSON, remedy).startswith(CARD_START.encode()):
+        raise ValueError(f"{card} is not the card of a saved model; {remedy}")
+    if config.exists() and not is_ours(read_json(config)):
+        raise ValueError(f"{config} describes no saved model; {remedy}")
+    if not config.exists() and (path / WEIGHTS).exists():
+        raise ValueError(f"{path} holds a {WEIGHTS} without its {CONFIG}; {remedy}")
 
 
 def _finish_interrupted(path: Path) -> None:
@@ -202,17 +193,16 @@ def _finish_interrupted(path: Path) -> None:
 
 
 def _weights_of(folder: Path, sha256: str) -> Path:
-    """The file of weights that a description belongs to."""
-    there = [path for path in (folder / WEIGHTS, folder / PENDING) if path.is_file()]
-    for path in there:
-        if path.stat().st_size <= LARGEST_WEIGHTS and digest(path) == sha256:
+    weights = folder / WEIGHTS
+    for path in (weights, folder / PENDING):
+        if path.is_file() and path.stat().st_size <= LARGEST_WEIGHTS and digest(path) == sha256:
             return path
-    if folder / WEIGHTS not in there:
+    if not weights.is_file():
         raise ValueError(f"{folder} holds no {WEIGHTS}; {COPY_AGAIN}")
-    if (folder / WEIGHTS).stat().st_size > LARGEST_WEIGHTS:
-        raise ValueError(f"{folder / WEIGHTS} has more than {LARGEST_WEIGHTS:,} bytes; {COPY_AGAIN}")
+    if weights.stat().st_size > LARGEST_WEIGHTS:
+        raise ValueError(f"{weights} has more than {LARGEST_WEIGHTS:,} bytes; {COPY_AGAIN}")
     raise ValueError(
-        f"{folder / WEIGHTS} is not the file that {CONFIG} was written with: truncated, damaged or another "
+        f"{weights} is not the file that {CONFIG} was written with: truncated, damaged or another "
         f"model's; {COPY_AGAIN}"
     )
 
@@ -234,3 +224,40 @@ def _check_source(source: nn.Module, description: Description) -> None:
             "compute the same",
             stacklevel=4,
         )
+
+
+# ------------------------------------------------------------------------------ where a model lies
+
+
+def find_model(name: Path | str) -> Path:
+    """The folder of a model: its own, "zoo:name" from the package, or "hf:user/name" from the hub.
+
+    Where a folder of the hub's name lies here, as "hf:./model" does, it is taken.
+
+    >>> find_model("zoo:nothing")
+    Traceback (most recent call last):
+    ValueError: zoo:nothing is not in the zoo; there are: zoo:cifar10, zoo:cifar10-2, zoo:cifar10-distilled
+    """
+    if isinstance(name, str) and name.startswith(ZOO):
+        names = zoo_names()
+        if name.removeprefix(ZOO) not in names:
+            known = ", ".join(f"{ZOO}{known}" for known in names) or "none in this installation"
+            raise ValueError(f"{name} is not in the zoo; there are: {known}")
+        return _zoo() / name.removeprefix(ZOO)
+    if isinstance(name, str) and name.startswith(HUB):
+        if (local := Path(name.removeprefix(HUB))).is_dir():
+            return local
+        from ensbridge.deploy.saving.hub import fetch
+
+        return fetch(name)
+    return Path(name)
+
+
+def zoo_names() -> list[str]:
+    """What ships with the package."""
+    return sorted(folder.name for folder in _zoo().iterdir() if (folder / "config.json").is_file())
+
+
+def _zoo() -> Path:
+    """The folder of the zoo, which is installed as files."""
+    return Path(str(files("ensbridge"))) / "zoo"

@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ensbridge.deploy.saving.description import LARGEST_CONFIG, is_ours, read_description
-from ensbridge.deploy.saving.folder import CARD, CONFIG, WEIGHTS, save
-from ensbridge.deploy.saving.places import HUB
+from ensbridge.deploy.saving.folder import CARD, CARD_FOLDER, CONFIG, HUB, WEIGHTS, save
 from ensbridge.deploy.saving.weights import LARGEST_WEIGHTS, digest
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.files import read_json
@@ -28,7 +27,6 @@ _REVISION = re.compile(r"(?!.*(?:\.\.|//))[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,199}", 
 _LOG_IN = "log in with `hf auth login`, or pass token="
 # Bytes of the files that make a model; no others are ever downloaded.
 LIMITS = {CONFIG: LARGEST_CONFIG, CARD: LARGEST_CONFIG, WEIGHTS: LARGEST_WEIGHTS}
-_FOLDER = '"path/to/this/folder"'  # where a card says what to load
 
 
 def push(
@@ -64,34 +62,24 @@ def push(
     return f"{HUB}{name}@{done.oid}"
 
 
-def fetch(address: str, token: str | None = None) -> Path:
+def fetch(address: str) -> Path:
     """Bring the model at "hf:user/name", or "hf:user/name@version", into the hub's cache; its folder there.
 
     A version is a branch, a tag or a commit, the main branch unless given. What is in the cache already is
     not downloaded again, and is there without a connection too.
     """
     name, version = _parse(address)
-    hub = _library()
-    options = {"token": token, **_who()}
-    api = hub.HfApi(**options)
-
-    def download(revision: str, files: Iterable[str], **more: bool) -> Path:
-        with _in_words(name, "read", version):
-            snapshot = hub.snapshot_download(
-                name, revision=revision or None, allow_patterns=list(files), **options, **more
-            )
-        return Path(snapshot)
-
+    api = _library().HfApi(**_who())
     try:
         with _in_words(name, "read", version):
             commit, sizes = _listed(api, name, version)
     except ValueError:
         with suppress(ValueError):  # what is not in the cache either is not there for the first reason
-            return download(version, LIMITS, local_files_only=True)
+            return _download(name, version, LIMITS, local_files_only=True)
         raise
     _check_sizes(name, sizes)
     # Its description first: another kind of model may have gigabytes of weights.
-    path = download(version, [CONFIG])
+    path = _download(name, version, [CONFIG])
     if not (path / CONFIG).is_file():
         raise ValueError(f"{name} on the hub holds no {CONFIG}; give a repository that ensbridge.push wrote")
     read_description(path / CONFIG)
@@ -100,26 +88,30 @@ def fetch(address: str, token: str | None = None) -> Path:
         with _in_words(name, "read", version):
             sizes = _listed(api, name, path.name)[1]
         _check_sizes(name, sizes)
-    download(path.name, LIMITS)
-    return path
+    return _download(name, path.name, LIMITS)
 
 
 def download_files(address: str, patterns: Iterable[str]) -> Path:
     """Bring files of a repository, "user/name" or "user/name@version", into the hub's cache; their folder."""
     name, version = _parse(address)
-    hub = _library()
-    options: dict[str, Any] = {"revision": version or None, "allow_patterns": list(patterns), **_who()}
     try:
-        with _in_words(name, "read", version):
-            return Path(hub.snapshot_download(name, **options))
+        return _download(name, version, patterns)
     except ValueError:
-        with suppress(Exception):  # what is not in the cache either is not there for the first reason
-            return Path(hub.snapshot_download(name, **options, local_files_only=True))
+        with suppress(ValueError):  # what is not in the cache either is not there for the first reason
+            return _download(name, version, patterns, local_files_only=True)
         raise
 
 
+def _download(name: str, version: str, patterns: Iterable[str], **options: Any) -> Path:
+    hub = _library()
+    with _in_words(name, "read", version):
+        folder = hub.snapshot_download(
+            name, revision=version or None, allow_patterns=list(patterns), **_who(), **options
+        )
+    return Path(folder)
+
+
 def _parse(address: str) -> tuple[str, str]:
-    """The name and the version in "hf:user/name@version"."""
     name, at, version = address.removeprefix(HUB).partition("@")
     _check_name(name)
     if at and not _REVISION.fullmatch(version):
@@ -181,7 +173,7 @@ def _whole_model(folder: Path, name: str) -> dict[str, bytes | str]:
             f"the {WEIGHTS}, {CONFIG} and {CARD} in {folder} do not belong together; save the model again"
         )
     # There the folder is the repository.
-    card = card.replace(_FOLDER, f'"{HUB}{name}"')
+    card = card.replace(CARD_FOLDER, f'"{HUB}{name}"')
     # Weights may be large: the hub's library reads them from the disk, piece by piece.
     return {WEIGHTS: str(folder / WEIGHTS), CONFIG: (folder / CONFIG).read_bytes(), CARD: card.encode()}
 

@@ -157,7 +157,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str
     for alias, name in tied.items():
         _tie(model, alias, name)
     for name, tensor in _tensors(model).items():
-        if not _equal(tensor, wanted[name]):
+        if not tensor.equal(wanted[name]):  # neither has a nan, which check_values refuses
             raise ValueError(
                 f"{short(name)} did not keep its saved values: the network ties it to another tensor, or "
                 "makes it anew; give the source as it was saved"
@@ -172,13 +172,6 @@ def follow_dtype(net: nn.Module) -> None:
         if name not in state:
             floats = buffer.is_floating_point() and len(types) == 1
             buffer.data = buffer.data.to("cpu", next(iter(types)) if floats else buffer.dtype)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Equal in every element, where not-a-number equals itself."""
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def _tensors(net: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:

@@ -32,12 +32,9 @@ class ClassProbability(BaseModel):
     probability: float = Field(ge=0, le=1)
 
 
-class Opinion(BaseModel):
+class Opinion(ClassProbability):
     """What one predictor says: its most probable class, and the first few with their probabilities."""
 
-    label: str
-    class_index: int = Field(ge=0)
-    probability: float = Field(ge=0, le=1)
     probabilities: list[ClassProbability]
 
 
@@ -105,7 +102,7 @@ class ModelAnswer(BaseModel):
 
 def describe(model: ServedModel, names: list[str]) -> ModelAnswer:
     """A model's description."""
-    one = max(1, model.costs["source"].macs)
+    one = max(1, model.costs["source"][0])
     return ModelAnswer(
         name=model.name,
         models=names,
@@ -118,8 +115,8 @@ def describe(model: ServedModel, names: list[str]) -> ModelAnswer:
         temperature=model.fast.temperature,
         has_ensemble=model.members is not None,
         cost={
-            name: CostAnswer(macs=cost.macs, parameters=cost.parameters, ratio=cost.macs / one)
-            for name, cost in model.costs.items()
+            name: CostAnswer(macs=macs, parameters=parameters, ratio=macs / one)
+            for name, (macs, parameters) in model.costs.items()
         },
         card=model.card,
     )
@@ -138,7 +135,7 @@ def answer(
             raise Refused(422, f"the model has no finite prediction for image {number + 1} ({image})")
     logits, source = log_probs["logits"], log_probs["source_logits"]
     scores = entropy(logits), msp_uncertainty(logits).clamp(0, 1), total_variation(logits, source).clamp(0, 1)
-    paths = [outputs[name] for name in outputs if name.startswith("path")] if steps else []
+    paths = [rows.double().log_softmax(-1) for name, rows in outputs.items() if name.startswith("path")]
     predictions = []
     for number, image in enumerate(images):
         ours = _opinion(model, logits[number], top)
@@ -159,7 +156,7 @@ def answer(
                     words=in_words(ours, alone, max(0.0, nats), msp),
                 ),
                 steps=[
-                    _path(model, path[number], times, chosen)
+                    BridgePath(times=times, states=[_entries(model, state, chosen) for state in path[number]])
                     for path, times in zip(paths, model.path_times(), strict=True)
                 ]
                 if steps
@@ -209,11 +206,6 @@ def _entries(model: ServedModel, log_probs: Tensor, classes: list[int]) -> list[
         ClassProbability(label=model.class_names[index], class_index=index, probability=probability)
         for index, probability in zip(classes, probabilities, strict=True)
     ]
-
-
-def _path(model: ServedModel, states: Tensor, times: list[float], classes: list[int]) -> BridgePath:
-    log_probs = states.double().log_softmax(-1)
-    return BridgePath(times=times, states=[_entries(model, state, classes) for state in log_probs])
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -34,7 +34,7 @@ def create_app(models: Registry, token: str | None = None) -> Guard:
     metrics = Metrics()
     models.observe, models.reloaded = metrics.batch, metrics.reloaded
     for name in models.models:
-        metrics.watch_queue(name, lambda name=name: models.models[name].waiting)
+        metrics.queues.labels(name).set_function(lambda name=name: models.models[name].waiting)
     tasks: set[asyncio.Task[None]] = set()
 
     def start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -12,11 +12,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from ensbridge.bridge.bridge import Bridge
-from ensbridge.deploy.agreement import TOLERANCE, difference, tolerance
 from ensbridge.deploy.cuda_graph import capture
-from ensbridge.deploy.export import onnx_bytes, silence, trace
-from ensbridge.deploy.fuse import InferenceModel
+from ensbridge.deploy.export import onnx_bytes, onnx_session, silence
+from ensbridge.deploy.fuse import InferenceModel, draws, prepare_for_inference
+from ensbridge.deploy.tracing import difference, tolerance, trace
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.extras import need
 from ensbridge.utils.inputs import pack
@@ -49,11 +48,7 @@ def check_backend(backend: str, device: torch.device) -> None:
 
 def is_random(fast: FastEnsemble) -> bool:
     """Whether a bridge draws numbers by an image's place in its batch: requests must not share one."""
-    bridges = [bridge for bridge in fast.each_bridge() if isinstance(bridge, Bridge)]
-    return any(
-        bridge.schedule.variance == "released" or bridge.config.test_temperature == "drawn"
-        for bridge in bridges
-    )
+    return any(map(draws, fast.bridges))
 
 
 def build_backend(backend: Backend, fast: FastEnsemble, example: Tensor, batch: int) -> Run:
@@ -66,9 +61,9 @@ def build_backend(backend: Backend, fast: FastEnsemble, example: Tensor, batch: 
             f"this model draws a temperature or noise for each image, which backend {backend} cannot; give "
             "--backend eager"
         )
-    draws = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     sizes = sorted({1, min(2, batch), min(3, batch), batch})
-    probes = [torch.rand(size, *example.shape[1:], generator=draws).to(example) for size in sizes]
+    probes = [torch.rand(size, *example.shape[1:], generator=generator).to(example) for size in sizes]
     with torch.inference_mode():
         expected = [torch.cat(fast.with_source(images), -1) for images in probes]
     try:
@@ -79,9 +74,7 @@ def build_backend(backend: Backend, fast: FastEnsemble, example: Tensor, batch: 
         raise ValueError(
             f"backend {backend} cannot run this model ({one_line(error)}); give --backend eager"
         ) from error
-    # A GPU multiplies float32 with fewer digits inside of convolutions.
-    allowed = max(tolerance(fast, example), TOLERANCE[torch.float16] if example.is_cuda else 0.0)
-    if not max(gaps) <= allowed:
+    if not max(gaps) <= tolerance(fast, example):
         raise ValueError(
             f"backend {backend} gives other logits than the model, by {max(gaps):.1e} of their scale; give "
             "--backend eager"
@@ -90,11 +83,11 @@ def build_backend(backend: Backend, fast: FastEnsemble, example: Tensor, batch: 
 
 
 def _eager(fast: FastEnsemble, example: Tensor, batch: int) -> Run:
-    model = fast if is_random(fast) else BothLogits(fast).eval()
+    model = fast if is_random(fast) else prepare_for_inference(fast)
 
     @torch.inference_mode()
     def run(images: Tensor) -> Tensor:
-        return model(images) if isinstance(model, BothLogits) else torch.cat(model.with_source(images), -1)
+        return torch.cat(model.with_source(images), -1)
 
     return run
 
@@ -131,13 +124,8 @@ def _cuda_graph(fast: FastEnsemble, example: Tensor, batch: int) -> Run:
 
 
 def _onnxruntime(fast: FastEnsemble, example: Tensor, batch: int) -> Run:
-    import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
-
     content, _ = onnx_bytes(trace(BothLogits(fast).eval(), example))
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
-    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    session = onnx_session(content, torch.get_num_threads())
 
     def run(images: Tensor) -> Tensor:
         (both,) = session.run(["logits"], {"images": images.numpy()})

@@ -10,8 +10,10 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -28,45 +30,32 @@ class Worker:
     """One thread that runs what it is given in turn; compiled and captured models never see another."""
 
     def __init__(self, name: str = "compute") -> None:
-        self._tasks: SimpleQueue[tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]]
-        self._tasks = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         # A daemon, so that a call that never returns does not keep the process from ending.
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function returns in the thread, or its exception."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._tasks.put((lambda: function(*arguments), loop, future))
-        return await future
+        future: Future[Any] = Future()
+        self._tasks.put((future, partial(function, *arguments)))
+        return await asyncio.wrap_future(future)
 
     def _work(self) -> None:
         while True:
-            call, loop, future = self._tasks.get()
-            result, failure = None, None
-            try:
-                result = call()
-            except Exception as error:
-                failure = error
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits
-                loop.call_soon_threadsafe(_settle, future, result, failure)
-            del call, future, result, failure  # nothing of a request outlives it
-
-
-def _settle(future: asyncio.Future[Any], result: Any, failure: Exception | None) -> None:
-    if future.done():  # its client has gone
-        return
-    if failure is None:
-        future.set_result(result)
-    else:
-        future.set_exception(failure)
+            future, call = self._tasks.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except Exception as error:
+                    future.set_exception(error)
+            del call, future  # nothing of a request outlives it
 
 
 @dataclass(eq=False)
 class _Request:
     images: Tensor
     arrived: float
-    future: asyncio.Future[Outputs] = field(repr=False)
+    future: asyncio.Future[Outputs]
 
 
 class Batcher:
@@ -132,8 +121,12 @@ class Batcher:
             finally:
                 self.running = 0
             for request, result in zip(requests, results, strict=True):
-                failure = result if isinstance(result, Exception) else None
-                _settle(request.future, result, failure)
+                if request.future.done():  # its client has gone
+                    continue
+                if isinstance(result, Exception):
+                    request.future.set_exception(result)
+                else:
+                    request.future.set_result(result)
 
     async def _next_batch(self) -> list[_Request]:
         """The requests that run next: after a few milliseconds, or as soon as they fill a batch."""

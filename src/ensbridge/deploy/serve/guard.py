@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ensbridge.deploy.serve.limits import Limits, Refused, busy
 from ensbridge.deploy.serve.metrics import Metrics
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # What is answered without the token: the page, which holds no secret and asks for the token, and whether
 # the server lives, for whoever restarts it.
@@ -36,7 +31,7 @@ class ClientGone(Exception):
 class Guard:
     """ASGI middleware in front of the application."""
 
-    def __init__(self, app: App, limits: Limits, metrics: Metrics, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, token: str | None) -> None:
         self.app, self.limits, self.metrics = app, limits, metrics
         self._token = None if token is None else token.encode()
         self._bytes = 0  # of all requests together
@@ -62,7 +57,8 @@ class Guard:
             return
         except Refused as refusal:
             if not status:
-                await refuse(answer, refusal)
+                response = JSONResponse({"error": refusal.sentence}, refusal.status, refusal.headers)
+                await response(scope, receive, answer)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.answered(route, status, time.perf_counter() - begun)
@@ -94,19 +90,19 @@ class Guard:
     def _check_token(self, scope: Scope) -> None:
         if self._token is None or scope["path"] in OPEN or scope["path"].startswith(OPEN_FOLDERS):
             return
-        given = _header(scope, b"authorization") or b""
-        kind, _, token = given.partition(b" ")
-        if kind.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._token):
-            raise Refused(
-                401, "the bearer token is missing or wrong; send Authorization: Bearer …", _CHALLENGE
-            )
+        kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = token.encode("latin-1").strip()  # the bytes that were sent
+        if kind.lower() != "bearer" or not hmac.compare_digest(given, self._token):
+            sentence = "the bearer token is missing or wrong; send Authorization: Bearer …"
+            raise Refused(401, sentence, {"WWW-Authenticate": "Bearer"})
 
     async def _read(self, scope: Scope, receive: Receive, body: bytearray) -> None:
         """Append the whole request to `body`; what was counted of it is in there, come what may."""
-        if (_header(scope, b"content-encoding") or b"identity").lower() != b"identity":
+        headers = Headers(scope=scope)
+        if (headers.get("content-encoding") or "identity").lower() != "identity":
             raise Refused(415, "the request is compressed; send it as it is")
-        length = _header(scope, b"content-length")
-        if length is not None and length.isdigit():
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit():
             self._check_size(int(length), 0)
         more = True
         while more:
@@ -128,13 +124,6 @@ class Guard:
             raise busy(429, "too many large requests are waiting; try again later")
 
 
-_CHALLENGE = {"WWW-Authenticate": "Bearer"}
-
-
-def _header(scope: Scope, name: bytes) -> bytes | None:
-    return next((value for key, value in scope["headers"] if key == name), None)
-
-
 def _replay(body: bytes, receive: Receive) -> Receive:
     """The body in one message, then what the client does next."""
     read = False
@@ -147,12 +136,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
-
-
-async def refuse(send: Send, refusal: Refused) -> None:
-    """Answer with a sentence."""
-    content = json.dumps({"error": refusal.sentence}).encode()
-    headers = [(key.lower().encode(), value.encode()) for key, value in refusal.headers.items()]
-    headers += [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -14,33 +14,17 @@ class Metrics:
     """The server's counters."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "ensbridge_requests", "Answered requests", ["route", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "ensbridge_request_seconds",
-            "From a request's first byte to its answer",
-            ["route"],
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self.images = Counter(
-            "ensbridge_images", "Images that were predicted", ["model"], registry=self.registry
-        )
-        self.batches = Histogram(
-            "ensbridge_batch_images", "Images in a batch", ["model"], buckets=IMAGES, registry=self.registry
-        )
-        self.reloads = Counter(
-            "ensbridge_reloads",
-            "Times a model was loaded again",
-            ["model", "success"],
-            registry=self.registry,
-        )
-        self.bodies = Gauge(
-            "ensbridge_body_bytes", "Bytes of requests that are read or waiting", registry=self.registry
-        )
-        self.queues = Gauge("ensbridge_queue_images", "Images that wait", ["model"], registry=self.registry)
+        self.registry = registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        seconds = "From a request's first byte to its answer"
+        self.requests = counter("ensbridge_requests", "Answered requests", ["route", "status"])
+        self.seconds = histogram("ensbridge_request_seconds", seconds, ["route"], buckets=SECONDS)
+        self.images = counter("ensbridge_images", "Images that were predicted", ["model"])
+        self.batches = histogram("ensbridge_batch_images", "Images in a batch", ["model"], buckets=IMAGES)
+        self.reloads = counter("ensbridge_reloads", "Times a model was loaded again", ["model", "success"])
+        self.bodies = gauge("ensbridge_body_bytes", "Bytes of requests that are read or waiting")
+        self.queues = gauge("ensbridge_queue_images", "Images that wait", ["model"])
         ProcessCollector(registry=self.registry)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
@@ -56,11 +40,3 @@ class Metrics:
     def reloaded(self, model: str, success: bool) -> None:
         """Count a reload."""
         self.reloads.labels(model, str(success).lower()).inc()
-
-    def watch_queue(self, model: str, waiting: Callable[[], int]) -> None:
-        """Show how many images wait for a model."""
-        self.queues.labels(model).set_function(waiting)
-
-    def text(self) -> bytes:
-        """The metrics in Prometheus' text format."""
-        return generate_latest(self.registry)

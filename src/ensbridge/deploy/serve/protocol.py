@@ -191,14 +191,14 @@ def _images(
 
 def _binary(size: object, tail: memoryview | None, numbers: int, kind: np.dtype[Any]) -> np.ndarray:
     needed = numbers * kind.itemsize
-    there = 0 if tail is None else len(tail)
-    if size != needed or there != needed:
+    content = tail or b""
+    follow = len(content)
+    if size != needed or follow != needed:
         raise Refused(
             400,
-            f"the shape needs {needed} bytes, binary_data_size is {str(size)[:20]}, {there} follow the JSON",
+            f"the shape needs {needed} bytes, binary_data_size is {str(size)[:20]}, {follow} follow the JSON",
         )
-    assert tail is not None
-    return np.frombuffer(tail, kind).astype(kind.newbyteorder("="))  # a copy, that may be written to
+    return np.frombuffer(content, kind).astype(kind.newbyteorder("="))  # a copy, that may be written to
 
 
 def _listed(data: list[Any] | None, numbers: int, kind: np.dtype[Any]) -> np.ndarray:

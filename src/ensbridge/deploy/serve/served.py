@@ -7,6 +7,7 @@ import copy
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,12 +15,11 @@ from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.bridge.sampler import Features
-from ensbridge.deploy.batch import Pixels
-from ensbridge.deploy.export import image_like
+from ensbridge.deploy.batch import MODES, Pixels, class_names_of
+from ensbridge.deploy.export import cannot_take, image_like
 from ensbridge.deploy.members import WEIGHTS, Overrides, open_member
 from ensbridge.deploy.saving import load
-from ensbridge.deploy.saving.folder import CARD
-from ensbridge.deploy.saving.places import find_model
+from ensbridge.deploy.saving.folder import CARD, find_model
 from ensbridge.deploy.serve.backends import Backend, Run, build_backend, check_backend, is_random
 from ensbridge.deploy.serve.batching import Batcher, Outputs, Worker
 from ensbridge.deploy.serve.limits import Limits, Refused
@@ -29,10 +29,8 @@ from ensbridge.models.fast_ensemble import FastEnsemble, call_bridge
 from ensbridge.models.named import NamedNetwork
 from ensbridge.models.stored_network import load_weights
 from ensbridge.utils.files import MOST_JSON, read_file
-from ensbridge.utils.text import one_line
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-CHANNELS = (1, 3, 4)  # that an image file can be read with
 
 
 @dataclass(frozen=True)
@@ -57,47 +55,41 @@ class Settings:
     allow: Collection[str] = ()
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one image costs: multiply-accumulates and parameters."""
-
-    macs: int
-    parameters: int
-
-
 class ServedModel:
     """A model in its backend, with the queues before it. Built outside of the event loop, used inside."""
 
-    def __init__(self, spec: ModelSpec, settings: Settings, worker: Worker) -> None:
+    def __init__(
+        self, spec: ModelSpec, settings: Settings, worker: Worker, observe: Callable[[str, int], None]
+    ) -> None:
         check_backend(settings.backend, settings.device)
-        self.spec, self.name, self.settings = spec, spec.name, settings
+        self.name, self.settings = spec.name, settings
         fast = load(spec.path, allow=settings.allow)
         example = image_like(fast, spec.path, settings.image_shape).to(settings.device)
         self.fast = fast.to(settings.device).requires_grad_(False)
         self.shape, self.dtype = tuple(example.shape[1:]), example.dtype
         self.classes = _classes(self.fast, example)
-        self.class_names = fast.class_names or tuple(map(str, range(self.classes)))
-        if len(self.class_names) != self.classes:
-            raise ValueError(
-                f"the model has {self.classes} classes and {len(self.class_names)} class_names; "
-                "save it again with one each"
-            )
+        self.class_names = class_names_of(fast, self.classes)
         self.pixels = Pixels.of(fast, settings.mean, settings.std)
-        self.takes_files = len(self.shape) == 3 and self.shape[0] in CHANNELS
+        self.takes_files = len(self.shape) == 3 and self.shape[0] in MODES
         if self.takes_files:
             self.pixels(example)  # a mean or std of another number of channels is refused now
-        self.card = _card(spec.path)
+        card = find_model(spec.path) / CARD
+        self.card = read_file(card, MOST_JSON).decode(errors="replace") if card.is_file() else ""
         self.members = _members(spec, self.fast, example, self.classes, settings)
         self._run_backend: Run = build_backend(settings.backend, self.fast, example, settings.limits.batch)
-        self.costs = self._count_costs(example)
-        merge = not is_random(self.fast)
-        self.seen: Callable[[int], None] = lambda images: None
-        self.predict = Batcher(
-            self._predict, worker, settings.limits, merge=merge, observe=lambda n: self.seen(n)
+        nets = {"source": self.fast.source, "model": self.fast}
+        if self.members is not None:
+            nets["ensemble"] = self.members
+        # What one image costs: multiply-accumulates and parameters.
+        self.costs = {name: (count_macs(net, example), count_params(net)) for name, net in nets.items()}
+        queue = partial(
+            Batcher,
+            worker=worker,
+            limits=settings.limits,
+            merge=not is_random(self.fast),
+            observe=partial(observe, self.name),
         )
-        self.explain = Batcher(
-            self._explain, worker, settings.limits, merge=merge, observe=lambda n: self.seen(n)
-        )
+        self.predict, self.explain = queue(self._predict), queue(self._explain)
 
     @property
     def waiting(self) -> int:
@@ -134,12 +126,6 @@ class ServedModel:
     def path_times(self) -> list[list[float]]:
         """The times of each path of `explain`, from 1 down to 0."""
         return [list(bridge.times[::-1]) for bridge in self.fast.each_bridge() if isinstance(bridge, Bridge)]
-
-    def _count_costs(self, example: Tensor) -> dict[str, Cost]:
-        nets = {"source": self.fast.source, "model": self.fast}
-        if self.members is not None:
-            nets["ensemble"] = self.members
-        return {name: Cost(count_macs(net, example), count_params(net)) for name, net in nets.items()}
 
 
 def parse_specs(models: Sequence[str], members: Sequence[str] = ()) -> list[ModelSpec]:
@@ -182,18 +168,9 @@ def _split(text: str) -> tuple[str, str]:
 def _classes(net: nn.Module, example: Tensor) -> int:
     try:
         with torch.inference_mode():
-            logits = net(example)
+            return net(example).shape[1]
     except (RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"the model cannot take images of shape {tuple(example.shape[1:])} ({one_line(error)}); give "
-            "theirs, such as --image-shape 3,32,32"
-        ) from error
-    return logits.shape[1]
-
-
-def _card(path: str) -> str:
-    card = find_model(path) / CARD
-    return read_file(card, MOST_JSON).decode(errors="replace") if card.is_file() else ""
+        raise ValueError(cannot_take(example, error)) from error
 
 
 def _members(
@@ -256,12 +233,13 @@ class Registry:
         self.specs = {spec.name: spec for spec in specs}
         self.settings, self.limits = settings, settings.limits
         self.worker, self._loader = Worker(), Worker("load")
-        self.models = {spec.name: ServedModel(spec, settings, self.worker) for spec in specs}
-        self._retired: set[asyncio.Task[None]] = set()
         self.observe: Callable[[str, int], None] = lambda name, images: None
         self.reloaded: Callable[[str, bool], None] = lambda name, success: None
-        for model in self.models.values():
-            self._watch(model)
+        self.models = {spec.name: self._load(spec) for spec in specs}
+        self._retired: set[asyncio.Task[None]] = set()
+
+    def _load(self, spec: ModelSpec) -> ServedModel:
+        return ServedModel(spec, self.settings, self.worker, lambda *batch: self.observe(*batch))
 
     def find(self, name: str | None = None) -> ServedModel:
         """The model of that name, the first without one; `Refused` with 404."""
@@ -277,11 +255,10 @@ class Registry:
         ValueError where it cannot be loaded: the old one stays.
         """
         try:
-            new = await self._loader.run(ServedModel, self.specs[name], self.settings, self.worker)
+            new = await self._loader.run(self._load, self.specs[name])
         except Exception:
             self.reloaded(name, False)
             raise
-        self._watch(new)
         old, self.models[name] = self.models[name], new
         task = asyncio.create_task(old.drain())
         self._retired.add(task)
@@ -291,6 +268,3 @@ class Registry:
     async def drain(self) -> None:
         """Answer what was accepted."""
         await asyncio.gather(*(model.drain() for model in self.models.values()), *self._retired)
-
-    def _watch(self, model: ServedModel) -> None:
-        model.seen = lambda images: self.observe(model.name, images)

@@ -1,4 +1,4 @@
-"""Ratios of times, and when none is claimed. No torch here.
+"""Timing models in turn, ratios of their times, and when none is claimed. No torch here.
 
 A round times every model, in a random order, so that what the machine does meanwhile falls on all of them; a
 ratio is of two times of the same round. Of the rounds' ratios three things are told:
@@ -17,14 +17,77 @@ difference from 1; else a reason stands in its place. So "×1.2" is never said o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ensbridge.utils.progress import Advance, ignore
+
 CONFIDENCE = 0.95
 SPREAD = (0.25, 0.75)
-MIN_ROUNDS = 6  # rounds, for an interval of that confidence
+MIN_ROUNDS = 6  # for an interval of that confidence
+ROUND = 0.5  # seconds that the fastest model is timed for in a round
+MIN_CALLS, MAX_CALLS = 3, 200
+
+Call = Callable[[], object]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The seconds that one call of each model took in each round."""
+
+    times: dict[str, list[float]]
+    calls: int  # in a round, of which the fastest is its time
+
+
+def time_rounds(
+    models: Mapping[str, Call],
+    rounds: int,
+    seconds: float = math.inf,
+    *,
+    clock: Clock = time.perf_counter,
+    advance: Advance = ignore,
+) -> Rounds:
+    """Time each model once a round, all in a new order each round; no round begins after `seconds`.
+
+    Models are called several times a round, one call of each after the other, so that a slow moment of the
+    machine falls on all of them. Each timed call follows an untimed one of the same model, so that it finds
+    its own weights and buffers in the caches, as a model in use does. The round's time of a model is that of
+    its fastest call: whatever else a machine does only ever adds time. `seconds` leaves at least 6 rounds.
+
+    >>> now = iter(range(10_000))
+    >>> result = time_rounds({"a": lambda: None, "b": lambda: None}, 7, clock=lambda: next(now))
+    >>> result.times["b"], result.calls
+    ([1, 1, 1, 1, 1, 1, 1], 3)
+    """
+    order, orders = list(models), random.Random(0)
+
+    def one(name: str) -> float:
+        begun = clock()
+        models[name]()
+        return clock() - begun
+
+    fastest = min(min(one(name) for _ in range(3)) for name in order)
+    calls = min(max(math.ceil(ROUND / fastest), MIN_CALLS), MAX_CALLS) if fastest > 0 else MAX_CALLS
+    times: dict[str, list[float]] = {name: [] for name in order}
+    begun = clock()
+    for done in range(rounds):
+        if done >= MIN_ROUNDS and clock() - begun > seconds:
+            break
+        taken: dict[str, list[float]] = {name: [] for name in models}
+        for _ in range(calls):
+            orders.shuffle(order)
+            for name in order:
+                models[name]()
+                taken[name].append(one(name))
+        for name, durations in taken.items():
+            times[name].append(min(durations))
+        advance(1)
+    return Rounds(times, calls)
 
 
 @dataclass(frozen=True)
@@ -52,7 +115,7 @@ def ratio_of(times: Sequence[float], one: Sequence[float]) -> Ratio:
     'its median may be anything from ×1.05 to ×1.50, wider than its difference of 0.20 from ×1'
     """
     ratios = [time / other for time, other in zip(times, one, strict=True)]
-    median, low, high = (quantile(ratios, share) for share in (0.5, *SPREAD))
+    median, low, high = map(float, np.quantile(ratios, (0.5, *SPREAD)))
     interval = median_interval(ratios)
     reason = None
     if interval is None:
@@ -86,12 +149,3 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     while (more := wrong + math.comb(count, k) / 2**count) <= (1 - CONFIDENCE) / 2:
         wrong, k = more, k + 1
     return (ordered[k - 1], ordered[-k]) if k else None
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of all lies, between two neighbours on the straight line.
-
-    >>> quantile([4.0, 1.0, 3.0, 2.0], 0.5), quantile([0.0, 10.0], 0.1)
-    (2.5, 1.0)
-    """
-    return float(np.quantile(values, share))
