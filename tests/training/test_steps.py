@@ -17,11 +17,9 @@ from torch import nn
 import _runs
 from ensbridge.methods import DeepEnsemble, JointTraining
 from ensbridge.training import fit
-from ensbridge.training.compiled import CompiledStep, in_bf16
-from ensbridge.training.ema import Average
-from ensbridge.training.optimizers import Optimizers
+from ensbridge.training.compiled import STEPS, CompiledStep, StepKind, in_bf16, step_kinds
+from ensbridge.training.optimizers import Average, Optimizers
 from ensbridge.training.step import AbstractStep, EagerStep
-from ensbridge.training.step_kinds import STEPS, StepKind, step_kinds
 
 KINDS = _runs.KINDS
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher
-from ensbridge.models.ensemble import Ensemble, random_member, weights_digest
+from ensbridge.models.ensemble import Ensemble, SampledEnsemble, random_member, weights_digest
 from ensbridge.models.features import find_module
-from ensbridge.models.sampled_ensemble import SampledEnsemble
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher
-from ensbridge.models.ensemble import Ensemble, weights_digest
+from ensbridge.models.ensemble import Ensemble, SampledEnsemble, weights_digest
 from ensbridge.models.features import find_module
-from ensbridge.models.sampled_ensemble import SampledEnsemble
 
 
 @dataclass(frozen=True)

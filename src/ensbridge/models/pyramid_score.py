@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.bridge.sampler import Features
-from ensbridge.models.inverted_residual import InvertedResidual, conv_bn
-from ensbridge.models.score_net import Stage
+from ensbridge.models.score_net import InvertedResidual, Stage, conv_bn
 
 
 class PyramidScore(nn.Module):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.metrics.cost import count_macs
-from ensbridge.models.inverted_residual import conv_bn
-from ensbridge.models.score_net import ScoreNet, TokenScore
+from ensbridge.models.score_net import ScoreNet, TokenScore, conv_bn
 from ensbridge.utils.inputs import Inputs, tensors_of
 
 WIDTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)

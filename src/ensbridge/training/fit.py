@@ -20,14 +20,13 @@ from ensbridge.data.stream import Stream
 from ensbridge.methods.base import AbstractTrainable, Batch, feature_names_of
 from ensbridge.training.batches import AbstractBatches, TrainData, open_batches, total_steps
 from ensbridge.training.checkpoint import Checkpoint, RunFolder, checkpoint_path
+from ensbridge.training.compiled import StepKind, step_kinds, steps_that_work
 from ensbridge.training.config import FitConfig, describe_config
 from ensbridge.training.distributed import Engine
-from ensbridge.training.ema import Average
-from ensbridge.training.optimizers import Configs, Optimizers, shared_config
+from ensbridge.training.optimizers import Average, Configs, Optimizers, shared_config
 from ensbridge.training.output_cache import CachedData
 from ensbridge.training.state import State, max_bytes, read_step, trained_weights
 from ensbridge.training.step import AbstractStep, EagerStep
-from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
 from ensbridge.training.timing import TimeSplit
 from ensbridge.utils.files import CannotLock, locked, open_folder
 from ensbridge.utils.progress import StepCallback

@@ -1,13 +1,13 @@
-"""The optimisers of a run: one for the whole student, or one for each of its parts."""
+"""The optimisers of a run, one for the whole student or for each of its parts, and its averaged weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ensbridge.methods.base import AbstractTrainable
+from ensbridge.methods.base import AbstractTrainable, EmaRule
 from ensbridge.training.config import FitConfig
 from ensbridge.training.muon import Muon
 from ensbridge.utils.text import short
@@ -162,3 +162,52 @@ def _optimizer(config: FitConfig, student: nn.Module, captured: bool) -> torch.o
         tables = (module.weight for module in student.modules() if isinstance(module, nn.Embedding))
         return Muon(parameters, lr, decay, tables)
     return torch.optim.SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=decay, fused=fused)
+
+
+Pair = tuple[Tensor, Tensor]  # an average, and what it follows
+
+
+class Average:
+    """Exponential moving averages of parts of a student, weights and running statistics alike.
+
+    `rules` names the parts by prefix ("" is the whole student), each with its own rule.
+
+    >>> student = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)})
+    >>> sorted(Average(student, [("a", EmaRule(0.9))]).tensors)
+    ['a.bias', 'a.weight']
+    """
+
+    def __init__(self, student: nn.Module, rules: Sequence[tuple[str, EmaRule]]) -> None:
+        self.rules = [rule for _, rule in rules]
+        self.tensors: dict[str, Tensor] = {}
+        live = student.state_dict(keep_vars=True)
+        self._parts: list[tuple[list[Pair], list[Pair]]] = []  # of each rule: floats, and whole numbers
+        for prefix, _ in rules:
+            names = [name for name in live if name.startswith(f"{prefix}." if prefix else "")]
+            self.tensors |= {name: live[name].detach().clone() for name in names}
+            pairs = [(self.tensors[name], live[name]) for name in names]
+            floats = [pair for pair in pairs if pair[0].is_floating_point()]
+            self._parts.append((floats, [pair for pair in pairs if not pair[0].is_floating_point()]))
+
+    def decays(self, step: int) -> list[float]:
+        """The decay at a step, for each rule."""
+        return [rule.decay_at(step) for rule in self.rules]
+
+    @torch.no_grad()
+    def update(self, decays: Sequence[Tensor | float]) -> None:
+        """average ← decay·average + (1 - decay)·student; a decay may live on the device."""
+        for decay, (moving, counted) in zip(decays, self._parts, strict=True):
+            # All tensors in a few kernels: a captured step would be long with three for each.
+            if moving:
+                averages, lives = (list(tensors) for tensors in zip(*moving, strict=True))
+                changes = torch._foreach_sub(lives, averages)
+                torch._foreach_mul_(changes, 1 - decay)
+                torch._foreach_add_(averages, changes)
+            if counted:
+                averages, lives = (list(tensors) for tensors in zip(*counted, strict=True))
+                torch._foreach_copy_(averages, lives)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the average of a checkpoint, in place."""
+        for name, tensor in tensors.items():
+            self.tensors[name].copy_(tensor)

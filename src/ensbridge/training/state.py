@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ensbridge.training.checkpoint import Checkpoint, RunFolder
-from ensbridge.training.ema import Average
-from ensbridge.training.optimizers import Optimizers
+from ensbridge.training.optimizers import Average, Optimizers
 from ensbridge.utils.text import short
 
 

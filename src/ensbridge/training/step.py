@@ -1,6 +1,10 @@
 """Training steps, of which this is the plain way, on any device.
 
 A step draws its batch, augments it, runs forward and backward, updates the weights and their average.
+
+Of several processes each takes its slice of every batch, so that a run is the run of one process but for
+rounding: order, augmentation and the draws of the losses are those of the whole batch, gradients are its
+mean's. Only batch norm sees less, the slice of its process; its running statistics are averaged.
 """
 
 from __future__ import annotations
@@ -8,13 +12,14 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ensbridge.data.augment import augment_inputs
 from ensbridge.data.stream import random_from
@@ -23,12 +28,10 @@ from ensbridge.models.features import forward_with_features
 from ensbridge.training.batches import AbstractBatches, Inputs, StreamedBatches, TrainData, open_batches
 from ensbridge.training.config import FitConfig, derive_seed
 from ensbridge.training.distributed import Engine, Losses
-from ensbridge.training.ema import Average
-from ensbridge.training.optimizers import Optimizers
-from ensbridge.training.sharding import Buffers, average_buffers, shard
+from ensbridge.training.optimizers import Average, Optimizers
 from ensbridge.training.timing import TimeSplit
 from ensbridge.utils.inputs import Inputs as NetworkInputs
-from ensbridge.utils.inputs import map_inputs, tensors_of
+from ensbridge.utils.inputs import count_rows, map_inputs, tensors_of
 
 TIMED_EVERY = 20  # steps, where measuring has to wait for a GPU
 
@@ -234,3 +237,61 @@ def augmented(
     """The batch of a step, augmented."""
     images = map_inputs(Tensor.contiguous, augment_inputs(config.augment, inputs.images, generator))
     return Batch(images, inputs.labels, generator, feature_names, runners or {})
+
+
+Buffers = Sequence[tuple[Tensor, Tensor]]  # running statistics, and how they were before a step
+
+
+class ShardedRNG(TorchFunctionMode):
+    """Draws for a slice of a batch that are those rows of the whole batch's draws.
+
+    It knows `torch.rand`, `torch.randn` and `torch.randint` with the batch's generator and the images first;
+    a draw of another shape, as one number for all images, is the same in every process.
+
+    >>> one, other = (torch.Generator().manual_seed(0) for _ in range(2))
+    >>> with ShardedRNG(one, slice(2, 5), whole=5):
+    ...     part = torch.rand(3, 2, generator=one)
+    >>> part.equal(torch.rand(5, 2, generator=other)[2:])
+    True
+    """
+
+    def __init__(self, generator: torch.Generator, rows: slice, whole: int) -> None:
+        super().__init__()
+        self.generator, self.rows, self.whole = generator, rows, whole
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Draw for the whole batch where its images are drawn for."""
+        kwargs = kwargs or {}
+        draws = func in (torch.rand, torch.randn, torch.randint)
+        if not draws or kwargs.get("generator") is not self.generator:
+            return func(*args, **kwargs)
+        bounds, sizes = (args[:2], args[2:]) if func is torch.randint else ((), args)
+        shape = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
+        if not shape or shape[0] != self.rows.stop - self.rows.start:
+            return func(*args, **kwargs)
+        return func(*bounds, (self.whole, *shape[1:]), **kwargs)[self.rows]
+
+
+def shard(batch: Batch, engine: Engine) -> tuple[Batch, ShardedRNG, float]:
+    """This process's slice of a batch, the mode in which its losses draw, and its share of the batch."""
+    assert batch.generator
+    count = count_rows(batch.images)
+    rows = engine.rows(count)
+    labels = None if batch.labels is None else batch.labels[rows]
+    images = map_inputs(lambda tensor: tensor[rows].contiguous(), batch.images)
+    part = Batch(images, labels, batch.generator, batch.feature_names, batch.runners)
+    return part, ShardedRNG(batch.generator, rows, count), (rows.stop - rows.start) / count
+
+
+@torch.no_grad()
+def average_buffers(buffers: Buffers, share: float, engine: Engine) -> None:
+    """Give running statistics, which each process moved by its slice, the mean of their moves."""
+    moved = [(now, before) for now, before in buffers if now.is_floating_point()]
+    if not moved:
+        return
+    moves = [torch.where(now == before, 0, now - before).double().flatten() for now, before in moved]
+    mean = engine.sum(torch.cat(moves) * share)
+    for (now, before), move in zip(moved, mean.split([len(part) for part in moves]), strict=True):
+        now.copy_(before + move.view_as(before))
