@@ -68,6 +68,17 @@ def device_of(net: nn.Module) -> torch.device:
 
 
 @contextmanager
+def modes_kept(nets: Sequence[nn.Module]) -> Iterator[None]:
+    """Each of the networks' modules is afterwards in the mode, of training or evaluation, that it was in."""
+    training = [(module, module.training) for net in nets for module in net.modules()]
+    try:
+        yield
+    finally:
+        for module, was in training:
+            module.training = was
+
+
+@contextmanager
 def evaluation_mode(nets: Iterable[nn.Module]) -> Iterator[None]:
     """Networks in evaluation mode; afterwards each of their modules is in the mode that it was in.
 
@@ -79,14 +90,10 @@ def evaluation_mode(nets: Iterable[nn.Module]) -> Iterator[None]:
     True
     """
     nets = list(nets)
-    training = [(module, module.training) for net in nets for module in net.modules()]
-    try:
+    with modes_kept(nets):
         for net in nets:
             net.eval()
         yield
-    finally:
-        for module, was in training:
-            module.training = was
 
 
 @contextmanager
@@ -95,10 +102,9 @@ def brought_to(device: torch.device, nets: Sequence[nn.Module]) -> Iterator[None
     gpus = []
     if device.type == "cuda":
         gpus = [torch.cuda.current_device() if device.index is None else device.index]
-    with ExitStack() as afterwards, torch.random.fork_rng(gpus):
+    with modes_kept(nets), ExitStack() as afterwards, torch.random.fork_rng(gpus):
         for net in nets:
-            training = [(module, module.training) for module in net.modules()]
-            afterwards.callback(_restore, net, device_of(net), _devices(net), training)
+            afterwards.callback(_bring_back, net, device_of(net), _devices(net))
         for net in nets:
             net.to(device)
         yield
@@ -115,14 +121,9 @@ def _devices(net: nn.Module) -> list[tuple[dict[str, Any], str, torch.device]]:
     ]
 
 
-def _restore(
-    net: nn.Module,
-    home: torch.device,
-    devices: list[tuple[dict[str, Any], str, torch.device]],
-    training: list[tuple[nn.Module, bool]],
+def _bring_back(
+    net: nn.Module, home: torch.device, devices: list[tuple[dict[str, Any], str, torch.device]]
 ) -> None:
-    for module, was in training:
-        module.training = was
     net.to(home)
     for tensors, name, device in devices:
         if tensors[name].device != device:
