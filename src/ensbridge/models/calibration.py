@@ -30,7 +30,7 @@ def fit_calibration(log_probs: Tensor, source: Tensor, labels: Tensor) -> tuple[
     >>> draws = torch.Generator().manual_seed(0)
     >>> truth, source = torch.randn(2, 2000, 3, generator=draws)
     >>> labels = torch.multinomial(truth.softmax(1), 1, generator=draws)[:, 0]
-    >>> [fit_calibration(each, source, labels)[1] != 0 for each in (truth, truth + source)]
+    >>> [fit_calibration(logits, source, labels)[1] != 0 for logits in (truth, truth + source)]
     [False, True]
     """
     alone = fit_temperature(log_probs, labels), 0.0
@@ -49,8 +49,6 @@ def fit_calibration(log_probs: Tensor, source: Tensor, labels: Tensor) -> tuple[
         )
         gains.append(without - with_share)
     gain = torch.cat(gains)
-    return (
-        fit_source_logit_weight(log_probs, source, labels)
-        if gain.mean().item() > standard_error(gain)
-        else alone
-    )
+    if gain.mean().item() > standard_error(gain):
+        return fit_source_logit_weight(log_probs, source, labels)
+    return alone

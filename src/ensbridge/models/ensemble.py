@@ -257,7 +257,7 @@ def stack_logits(logits: Sequence[Tensor]) -> Tensor:
     """Members' logits as one tensor (M, B, K) of at least float32; what cannot be averaged is refused."""
     if any(output.shape != logits[0].shape for output in logits):
         counts = ", ".join(
-            f"member {index + 1}: {tuple(output.shape)}" for index, output in enumerate(logits)
+            f"member {number}: {tuple(output.shape)}" for number, output in enumerate(logits, 1)
         )
         raise ValueError(
             f"members give logits of different shapes ({counts}); all must have the same classes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ class Pointwise(nn.Conv2d):
 def in_eights(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Maps (B, C, …) and weights (O, C, …) with channels of zeros up to the next multiple of eight.
 
-    >>> [each.shape[1] for each in in_eights(torch.rand(2, 33, 4, 4), torch.rand(5, 33, 1, 1))]
+    >>> [tensor.shape[1] for tensor in in_eights(torch.rand(2, 33, 4, 4), torch.rand(5, 33, 1, 1))]
     [40, 40]
     """
     more = (0, 0, 0, 0, 0, -x.shape[1] % 8)
@@ -77,13 +77,10 @@ class InvertedResidual(nn.Module):
 TIME = 32  # size of the time's embedding
 
 
-class Stage(NamedTuple):
-    """A stage of inverted residuals."""
-
-    expansion: int
-    channels: int
-    blocks: int
-    stride: int
+def build_stage(inputs: int, expansion: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    """Inverted residual blocks of one width, of which the first strides."""
+    first = InvertedResidual(inputs, width, expansion, stride)
+    return nn.Sequential(first, *(InvertedResidual(width, width, expansion, 1) for _ in range(blocks - 1)))
 
 
 class ScoreNet(nn.Module):
@@ -138,12 +135,10 @@ class ScoreNet(nn.Module):
         self.stem = conv_bn(channels, channels, 3)
         self.stages, self.time_shifts = nn.ModuleList(), nn.ModuleList()
         inputs = channels + (classes if z_input == "informative" else 1)
-        for expansion, width, blocks, stride in (Stage(*stage) for stage in stages):
+        for stage in stages:
             self.time_shifts.append(nn.Linear(channels // 2, inputs))
-            first = InvertedResidual(inputs, width, expansion, stride)
-            rest = (InvertedResidual(width, width, expansion, 1) for _ in range(blocks - 1))
-            self.stages.append(nn.Sequential(first, *rest))
-            inputs = width
+            self.stages.append(build_stage(inputs, *stage))
+            inputs = stage[1]
         self.tail = conv_bn(inputs, last, 1)
         self.head = nn.Linear(last, classes)
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]

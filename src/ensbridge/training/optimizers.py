@@ -1,3 +1,4 @@
+# pyright: reportPrivateImportUsage=false
 """The optimisers of a run, one for the whole student or for each of its parts, and its averaged weights."""
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ put in words that say what to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -77,13 +78,8 @@ def to_network(inputs: Inputs, net: nn.Module) -> Inputs:
     >>> to_network(torch.zeros(2), nn.Linear(2, 2, device="meta")).device
     device(type='meta')
     """
-    weight = next(net.parameters(), None)
-    if weight is None:
-        weight = next(net.buffers(), None)
-    if weight is None:
-        return inputs
-    device = weight.device
-    return map_inputs(lambda tensor: tensor.to(device), inputs)
+    device = next((tensor.device for tensor in chain(net.parameters(), net.buffers())), None)
+    return inputs if device is None else map_inputs(lambda tensor: tensor.to(device), inputs)
 
 
 def shapes_of(inputs: Inputs) -> str:
@@ -182,8 +178,6 @@ def remedy_for(inputs: Inputs, net: nn.Module) -> str | None:
     if last in (1, 3, 4) and channels not in (1, 3, 4):
         return "give images as (images, channels, height, width), with .permute(0, 3, 1, 2)"
     first = next((layer.in_channels for layer in net.modules() if isinstance(layer, nn.Conv2d)), channels)
-    return (
-        None
-        if first == channels
-        else f"its first convolution takes {first} channels, and these have {channels}"
-    )
+    if first == channels:
+        return None
+    return f"its first convolution takes {first} channels, and these have {channels}"
