@@ -58,12 +58,7 @@ def load_checkpoint(path: Path, most: int | None = None) -> tuple[dict[str, Tens
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         checksum = metadata.pop("checksum", None)
         whole = checksum == _checksum(tensors, metadata)
-    except (
-        SafetensorError,
-        OSError,
-        RuntimeError,
-        AttributeError,
-    ) as error:  # also of types unknown to torch
+    except (SafetensorError, OSError, RuntimeError, AttributeError) as error:  # types may be unknown to torch
         raise ValueError(f"{path.name} is truncated or damaged ({one_line(error)})") from error
     if not whole:
         raise ValueError(f"{path.name} is damaged: it does not match its checksum")

@@ -18,12 +18,12 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from ensbridge.methods.base import AbstractTrainable, Batch, JointTraining, Runner
+from ensbridge.methods.base import Batch, JointTraining, Runner
 from ensbridge.models.features import FeatureExtractor
-from ensbridge.training.batches import AbstractBatches, Inputs, MemoryBatches, TrainData
-from ensbridge.training.config import FitConfig
-from ensbridge.training.optimizers import Average, Optimizers
-from ensbridge.training.step import AbstractStep, EagerStep, augmented, in_precision, step_seed, total_loss
+from ensbridge.training.batches import AbstractBatches, Inputs, MemoryBatches
+from ensbridge.training.config import derive_seed
+from ensbridge.training.distributed import Engine
+from ensbridge.training.step import AbstractStep, EagerStep, augmented, in_precision, total_loss
 from ensbridge.training.timing import TimeSplit, synchronize
 
 Result = TypeVar("Result")
@@ -170,7 +170,7 @@ class CompiledStep(AbstractStep):
         if step < self.optimizers.total:
             with self.timing.measure("data"):
                 self.feed.put(step)
-        self.drawing.manual_seed(step_seed(self.config, step))
+        self.drawing.manual_seed(derive_seed(self.config.seed, "step", step))
 
     def _time_teachers(self) -> None:
         """Measure the teachers' passes by themselves, as they run beside the training later."""
@@ -319,8 +319,6 @@ def _set_up_compiler() -> None:
 
 
 StepKind = Literal["captured", "compiled", "eager"]
-# What a step is made of.
-Parts = tuple[AbstractTrainable, TrainData, FitConfig, Optimizers, Average, AbstractBatches, TimeSplit]
 
 STEPS: dict[StepKind, type[AbstractStep]] = {
     "captured": CapturedStep,
@@ -329,14 +327,18 @@ STEPS: dict[StepKind, type[AbstractStep]] = {
 }
 
 
-def step_kinds(wish: StepKind | None, device: torch.device) -> Sequence[StepKind]:
+def step_kinds(
+    wish: StepKind | None, device: torch.device, engine: Engine | None = None
+) -> Sequence[StepKind]:
     """The kinds to be tried on a device, in their order; a wish is the only one.
 
     >>> step_kinds(None, torch.device("cuda")), step_kinds(None, torch.device("cpu"))
     (('captured', 'compiled', 'eager'), ('eager',))
     """
+    if engine and wish not in (None, "eager"):
+        raise ValueError(f"step is {wish!r}; several processes take 'eager' ones only, so leave it out")
     if wish is None:
-        return get_args(StepKind) if device.type == "cuda" else ("eager",)
+        return get_args(StepKind) if device.type == "cuda" and engine is None else ("eager",)
     if wish not in STEPS:
         raise ValueError(f"step is {wish!r}; it must be one of {', '.join(map(repr, STEPS))}")
     if wish == "captured" and device.type != "cuda":
@@ -344,10 +346,12 @@ def step_kinds(wish: StepKind | None, device: torch.device) -> Sequence[StepKind
     return (wish,)
 
 
-def steps_that_work(kinds: Sequence[StepKind], parts: Parts, restore: Callable[[], None]) -> AbstractStep:
+def steps_that_work(
+    kinds: Sequence[StepKind], parts: Sequence[Any], restore: Callable[[], None]
+) -> AbstractStep:
     """Steps of the first kind that can be prepared; a warning says why another could not.
 
-    `restore` undoes what preparing did to weights and memory, whether it worked or not.
+    `parts` is what a step is made of; `restore` undoes what preparing did to weights and memory, whether it worked or not.
     """
     for kind, following in zip(kinds, (*kinds[1:], None), strict=True):
         steps = STEPS[kind](*parts)

@@ -129,7 +129,7 @@ class Engine:
             return self.device
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         logging.getLogger(fabric.__name__).setLevel(logging.WARNING)  # one voice, which is not Fabric's
-        atexit.register(_leave)
+        atexit.register(lambda: distributed.is_initialized() and distributed.destroy_process_group())
         # Gradients of convolutions of one channel; it costs nothing here.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         os.environ.setdefault("LOCAL_RANK", str(world.local_rank))  # where Fabric looks
@@ -199,17 +199,16 @@ class Engine:
 
     def broadcast(self, make: Callable[[], Result]) -> Result:
         """What the first process makes, in all; what it raises too."""
-        made: tuple[Any, Exception | None] = (None, None)
+        made, raised = None, None
         if self.first:
             try:
-                made = make(), None
+                made = make()
             except Exception as error:  # whatever it is, the others must not wait for an answer
-                made = None, error
-        result, error = made[0], made[1]
-        result, raised = self._fabric.broadcast((result, None if error is None else _portable(error)))
-        if error or raised:
-            raise error or raised
-        return result
+                raised = error
+        made, sent = self._fabric.broadcast((made, raised and _portable(raised)))
+        if raised or sent:
+            raise raised or sent
+        return made
 
     def begin(self, student: nn.Module, run: Mapping[str, object]) -> None:
         """Start from the first process's weights; processes that were given another `run` are refused."""
@@ -363,11 +362,6 @@ def _rendezvous() -> distributed.Store:
     # Attempts of torchrun share its store.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return distributed.PrefixStore(f"ensbridge/{attempt}", store)
-
-
-def _leave() -> None:
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _portable(error: Exception) -> Exception:

@@ -50,8 +50,9 @@ class AbstractStep(ABC):
         average: Average,
         batches: AbstractBatches | None = None,
         timing: TimeSplit | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        self.method, self.data, self.config = method, data, config
+        self.method, self.config, self.engine = method, config, engine
         self.optimizers, self.average = optimizers, average
         self.batches = batches or open_batches(data, config)
         self.timing = timing or TimeSplit()
@@ -85,9 +86,8 @@ class EagerStep(AbstractStep):
 
     stride = 1
 
-    def __init__(self, *parts: Any, engine: Engine | None = None) -> None:
+    def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.engine = engine
         # Dropout, DropPath and the like; others draw nothing, and threads share the global state.
         modules = self.method.student.modules()
         self.has_dropout = any("drop" in type(module).__name__.lower() for module in modules)
@@ -104,9 +104,7 @@ class EagerStep(AbstractStep):
             )
         if engine.first and self.batches.device.type == "cuda":
             warnings.warn("several processes take eager steps; captured ones need one process", stacklevel=2)
-        buffers = self._buffers()
         total_loss(self._losses(self.batches.start)[0]()).backward()
-        restore(buffers)
         weights = [weight for weight in self.method.student.parameters() if weight.grad is not None]
         self.call_losses = engine.wrap(weights)
         self.optimizers.zero_grad()
@@ -144,7 +142,7 @@ class EagerStep(AbstractStep):
                 raise self.refusal(f"the loss{named} is {value} at step {step + 1}")
         self.optimizers.zero_grad()
         # Processes' gradients are averaged, however many images each has.
-        total_loss(losses, share * self.engine.size if self.engine else 1).backward()
+        (total_loss(losses) * (share * self.engine.size if self.engine else 1)).backward()
         if not bool(self.optimizers.gradient_norm().isfinite()):
             restore(buffers)
             raise self.refusal(f"a gradient is not finite at step {step + 1}")
@@ -165,8 +163,7 @@ class EagerStep(AbstractStep):
         """What computes the losses of a step, or of this process's slice of it, and the slice's share."""
         with self._measure("data", step):
             inputs = self.batches.read(step)
-        seed, share = step_seed(self.config, step), 1.0
-        streamed = isinstance(self.batches, StreamedBatches)
+        seed, share = derive_seed(self.config.seed, "step", step), 1.0
         if self.engine and isinstance(self.batches, StreamedBatches):
             # Each process has images, and draws, of its own.
             seed = derive_seed(seed, "process", self.engine.rank) if self.engine.rank else seed
@@ -174,7 +171,7 @@ class EagerStep(AbstractStep):
         generator = torch.Generator(self.batches.device).manual_seed(seed)
         batch = augmented(inputs, self.config, generator, self.feature_names, self._runners(inputs, step))
         draws = nullcontext()
-        if self.engine and not streamed:
+        if self.engine and not isinstance(self.batches, StreamedBatches):
             batch, draws, share = shard(batch, self.engine)
 
         def losses() -> dict[str, Tensor]:
@@ -201,10 +198,9 @@ class EagerStep(AbstractStep):
         return [(buffer, buffer.clone()) for buffer in self.method.student.buffers()]
 
 
-def total_loss(losses: Mapping[str, Tensor], scale: float = 1) -> Tensor:
+def total_loss(losses: Mapping[str, Tensor]) -> Tensor:
     """What the backward pass begins with."""
-    total = torch.stack(list(losses.values())).sum()
-    return total if scale == 1 else total * scale
+    return torch.stack(list(losses.values())).sum()
 
 
 def restore(buffers: Buffers) -> None:
@@ -220,11 +216,6 @@ def in_precision(images: NetworkInputs, bf16: bool) -> torch.autocast | nullcont
     # A cache of weights would outlive a capture.
     device = tensors_of(images)[0].device
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
-
-
-def step_seed(config: FitConfig, step: int) -> int:
-    """What the draws of a step begin with."""
-    return derive_seed(config.seed, "step", step)
 
 
 def augmented(
