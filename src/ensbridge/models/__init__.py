@@ -1,6 +1,6 @@
 """Networks: the members, the score networks, and features read from any network."""
 
-from ensbridge.models.calibration import calibrated as calibrated
+from ensbridge.metrics.predictions import calibrated as calibrated
 from ensbridge.models.ensemble import SampledEnsemble as SampledEnsemble
 from ensbridge.models.ensemble import at_least_float32 as at_least_float32
 from ensbridge.models.ensemble import weights_digest as weights_digest

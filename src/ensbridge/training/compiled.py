@@ -23,8 +23,15 @@ from ensbridge.models.features import FeatureExtractor
 from ensbridge.training.batches import AbstractBatches, Inputs, MemoryBatches
 from ensbridge.training.config import derive_seed
 from ensbridge.training.distributed import Engine
-from ensbridge.training.step import AbstractStep, EagerStep, augmented, in_precision, total_loss
-from ensbridge.training.timing import TimeSplit, synchronize
+from ensbridge.training.step import (
+    AbstractStep,
+    EagerStep,
+    TimeSplit,
+    augmented,
+    in_precision,
+    synchronize,
+    total_loss,
+)
 
 Result = TypeVar("Result")
 TIMED = 3  # passes of the teachers
@@ -49,8 +56,8 @@ class CompiledStep(AbstractStep):
 
     def prepare(self) -> None:
         """Compile, and run to see that it works."""
-        device = self.batches.device
-        self.feed = _feed(self.batches)
+        device, batches = self.batches.device, self.batches
+        self.feed = _IndexFeed(batches) if isinstance(batches, MemoryBatches) else _CopyFeed(batches)
         self.decays = [torch.zeros((), device=device) for _ in self.average.rules]
         self.refused = torch.zeros((), device=device)
         self.sums: dict[str, Tensor] = {}
@@ -262,11 +269,6 @@ class _CopyFeed:
         return self.held
 
 
-def _feed(batches: AbstractBatches) -> _IndexFeed | _CopyFeed:
-    """What holds the inputs of the next step."""
-    return _IndexFeed(batches) if isinstance(batches, MemoryBatches) else _CopyFeed(batches)
-
-
 class _Streams:
     """Runs functions on a stream each; on the CPU one after the other."""
 
@@ -351,7 +353,8 @@ def steps_that_work(
 ) -> AbstractStep:
     """Steps of the first kind that can be prepared; a warning says why another could not.
 
-    `parts` is what a step is made of; `restore` undoes what preparing did to weights and memory, whether it worked or not.
+    `parts` is what a step is made of; `restore` undoes what preparing did to weights and memory, whether it
+    worked or not.
     """
     for kind, following in zip(kinds, (*kinds[1:], None), strict=True):
         steps = STEPS[kind](*parts)

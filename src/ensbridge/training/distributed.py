@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
@@ -116,7 +116,6 @@ class Engine:
         self.world, self.rank, self.size, self.first = world, world.rank, world.size, world.rank == 0
         self.device = torch.device("cpu")
         self.failed_first = False  # whether it is this process's error that stopped all
-        self._error_known = False
         self._meetings, self._checked = 0, 0.0
         self._fabric: Any = None
         self._store = _rendezvous()
@@ -124,7 +123,15 @@ class Engine:
     def start(self, device: torch.device) -> torch.device:
         """Get ready to work on a kind of device; the answer is this process's own."""
         world, fabric = self.world, _find_fabric()
-        self.device = _local_device(world, device)
+        self.device = device
+        if device.type == "cuda":
+            if (count := torch.cuda.device_count()) < world.local_size:
+                raise ValueError(
+                    f"{world.local_size} processes were started here and torch sees {count} GPUs; "
+                    "start one for each GPU, or give --device cpu"
+                )
+            self.device = torch.device("cuda", world.local_rank)
+            torch.cuda.set_device(self.device)
         if self._fabric:
             return self.device
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -291,31 +298,24 @@ class Engine:
         except BaseException as error:
             lost = _is_of_connection(error)
             sentence = f"process {self.rank} of {self.size} stopped: {str(error) or type(error).__name__}"
-            if lost:
-                sentence = "another process of the run ended or did not answer; run the same command again"
-                self._wait_for_error(seconds=5)
-            first_error = self._publish_error(sentence)
-            self.failed_first = first_error == sentence and not (lost and self._error_known)
+            known = False  # whether another has said why
+            first_error = sentence
+            with suppress(RuntimeError):  # the store may be gone too
+                if lost:
+                    sentence = (
+                        "another process of the run ended or did not answer; run the same command again"
+                    )
+                    first_error = sentence
+                    end = time.monotonic() + 5  # to say why, for the process that failed
+                    while not known and time.monotonic() < end:
+                        known = self._store.check(["error"])
+                        time.sleep(0.05)
+                # Why this process stops, unless another was first to say so.
+                first_error = self._store.compare_set("error", "", sentence).decode()
+            self.failed_first = first_error == sentence and not (lost and known)
             if lost:
                 raise StoppedElsewhere(first_error) from error
             raise
-
-    def _wait_for_error(self, seconds: float) -> None:
-        """Give the process that failed the time to say why."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._error_known:
-            try:
-                self._error_known = self._store.check(["error"])
-            except RuntimeError:  # the store is gone too
-                return
-            time.sleep(0.05)
-
-    def _publish_error(self, sentence: str) -> str:
-        """Publish why this process stops, unless another did so first; returns the first error of all."""
-        try:
-            return self._store.compare_set("error", "", sentence).decode()
-        except RuntimeError:
-            return sentence
 
 
 class _Wrapped(nn.Module):
@@ -328,19 +328,6 @@ class _Wrapped(nn.Module):
     def forward(self, losses: Losses) -> dict[str, Tensor]:
         """The losses."""
         return losses()
-
-
-def _local_device(world: World, device: torch.device) -> torch.device:
-    if device.type != "cuda":
-        return device
-    if (count := torch.cuda.device_count()) < world.local_size:
-        raise ValueError(
-            f"{world.local_size} processes were started here and torch sees {count} GPUs; "
-            "start one for each GPU, or give --device cpu"
-        )
-    local = torch.device("cuda", world.local_rank)
-    torch.cuda.set_device(local)
-    return local
 
 
 def _find_fabric() -> Any:

@@ -26,8 +26,7 @@ from ensbridge.training.distributed import Engine
 from ensbridge.training.optimizers import Average, Configs, Optimizers, shared_config
 from ensbridge.training.output_cache import CachedData
 from ensbridge.training.state import State
-from ensbridge.training.step import AbstractStep
-from ensbridge.training.timing import TimeSplit
+from ensbridge.training.step import AbstractStep, TimeSplit
 from ensbridge.utils.files import CannotLock, locked, open_folder
 from ensbridge.utils.progress import StepCallback
 

@@ -123,7 +123,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(momenta, gradients)
         ahead = torch._foreach_add(gradients, momenta, alpha=MOMENTUM)
         rows, columns = weights[0].flatten(1).shape
-        updates = orthogonalised(torch.stack([_channels_last(each).reshape(rows, columns) for each in ahead]))
+        updates = orthogonalised(torch.stack([_channels_last(step).reshape(rows, columns) for step in ahead]))
         updates = updates * (-rate * max(1.0, rows / columns) ** 0.5)
         torch._foreach_mul_(weights, 1 - decay)
         torch._foreach_add_(

@@ -165,9 +165,6 @@ def _optimizer(config: FitConfig, student: nn.Module, captured: bool) -> torch.o
     return torch.optim.SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=decay, fused=fused)
 
 
-Pair = tuple[Tensor, Tensor]  # an average, and what it follows
-
-
 class Average:
     """Exponential moving averages of parts of a student, weights and running statistics alike.
 
@@ -182,13 +179,14 @@ class Average:
         self.rules = [rule for _, rule in rules]
         self.tensors: dict[str, Tensor] = {}
         live = student.state_dict(keep_vars=True)
-        self._parts: list[tuple[list[Pair], list[Pair]]] = []  # of each rule: floats, and whole numbers
+        self._parts: list[list[tuple[list[Tensor], list[Tensor]]]] = []  # of each rule: floats, whole numbers
         for prefix, _ in rules:
             names = [name for name in live if name.startswith(f"{prefix}." if prefix else "")]
             self.tensors |= {name: live[name].detach().clone() for name in names}
-            pairs = [(self.tensors[name], live[name]) for name in names]
-            floats = [pair for pair in pairs if pair[0].is_floating_point()]
-            self._parts.append((floats, [pair for pair in pairs if not pair[0].is_floating_point()]))
+            kinds = [
+                [name for name in names if live[name].is_floating_point() == floats] for floats in (1, 0)
+            ]
+            self._parts.append([([self.tensors[n] for n in kind], [live[n] for n in kind]) for kind in kinds])
 
     def decays(self, step: int) -> list[float]:
         """The decay at a step, for each rule."""
@@ -197,16 +195,14 @@ class Average:
     @torch.no_grad()
     def update(self, decays: Sequence[Tensor | float]) -> None:
         """average ← decay·average + (1 - decay)·student; a decay may live on the device."""
-        for decay, (moving, counted) in zip(decays, self._parts, strict=True):
+        for decay, ((averages, lives), (counts, counted)) in zip(decays, self._parts, strict=True):
             # All tensors in a few kernels: a captured step would be long with three for each.
-            if moving:
-                averages, lives = (list(tensors) for tensors in zip(*moving, strict=True))
+            if averages:
                 changes = torch._foreach_sub(lives, averages)
                 torch._foreach_mul_(changes, 1 - decay)
                 torch._foreach_add_(averages, changes)
-            if counted:
-                averages, lives = (list(tensors) for tensors in zip(*counted, strict=True))
-                torch._foreach_copy_(averages, lives)
+            if counts:
+                torch._foreach_copy_(counts, counted)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the average of a checkpoint, in place."""

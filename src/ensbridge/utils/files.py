@@ -279,21 +279,16 @@ def parse_json(content: bytes, where: str, remedy: str = REMEDY) -> Any:
         what, cause = f"{error.msg} in line {error.lineno}", error
     except RecursionError as error:
         what, cause = "nested too deeply", error
-    except _Twice as error:
-        what, cause = str(error), error
+    except KeyError as error:  # Python would take the last
+        what, cause = f"it has the key {json.dumps(error.args[0])} twice", error
     except ValueError as error:  # Python reads no whole number of more than some thousand digits
         what, cause = "a whole number has too many digits", error
     raise ValueError(f"{where} is not JSON ({what}); {remedy}") from cause
-
-
-class _Twice(ValueError):
-    """A key is twice in an object, of which Python would take the last."""
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise _Twice(f"it has the key {json.dumps(twice[:60])} twice")
+        raise KeyError(next(key for key, _ in pairs if key in seen or seen.add(key))[:60])
     return values
