@@ -48,13 +48,13 @@ def find_world() -> World | None:
     >>> find_world() is None
     True
     """
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or size is None:
         return None
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    fallback = {"LOCAL_RANK": os.environ["RANK"], "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"]}
+    local = os.environ.get("LOCAL_RANK") or rank, os.environ.get("LOCAL_WORLD_SIZE") or size
     try:
-        world = World(*(int(os.environ.get(name) or fallback[name]) for name in names))
-    except (KeyError, ValueError) as error:
+        world = World(*map(int, (rank, size, *local)))
+    except ValueError as error:
         raise ValueError("RANK and WORLD_SIZE are not both whole numbers; start with torchrun") from error
     if world.size % world.local_size:
         raise ValueError(

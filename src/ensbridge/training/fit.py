@@ -168,7 +168,9 @@ class _Run:
         if self.progress and state.step == self.total:
             self.progress(self.total, self.total, loss)
         while stepper and state.step < self.total:
-            stop = min(state.step + stepper.stride, self.total, *_next_marks(self.config, state.step))
+            written = (self.config.log_every, self.config.checkpoint_every)
+            marks = (state.step - state.step % every + every for every in written)
+            stop = min(state.step + stepper.stride, self.total, *marks)
             state.add(stepper.run(state.step, stop), stop)
             loss = sum(state.means().values())
             self._write(stop, loss)
@@ -271,11 +273,6 @@ def _try_teachers(method: AbstractTrainable, data: TrainData) -> None:
     batch = Batch(image, None, feature_names=feature_names)
     for ensemble, feature in method.teachers():
         batch.member_logits(ensemble) if feature is None else batch.teacher_outputs(ensemble, feature)
-
-
-def _next_marks(config: FitConfig, step: int) -> tuple[int, ...]:
-    """The next steps at which something is written."""
-    return tuple(step - step % every + every for every in (config.log_every, config.checkpoint_every))
 
 
 def _describe(method: AbstractTrainable, data: TrainData, config: Configs) -> dict[str, object]:

@@ -27,15 +27,19 @@ def find_device(name: torch.device | str) -> torch.device:
         raise ValueError(f"the device is {str(name)!r}; give 'cpu' or 'cuda'") from error
     if device.type == "meta":
         raise ValueError("the device is 'meta', on which tensors have no values; give 'cpu' or 'cuda'")
-    if device.type == "cuda":
-        _check_gpu(device)
-    else:
-        try:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"the device is {str(device)!r}, and torch sees no GPU here; leave it out")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(
+            f"the device is {str(device)!r}, and torch sees {count} here; give 'cuda:{count - 1}' or less"
+        )
+    try:
+        if device.type != "cuda":
             torch.empty(1, device=device)
-        except Exception as error:  # each backend has errors of its own for not being there
-            raise ValueError(
-                f"the device is {str(name)!r}, which this torch does not have here; leave it out"
-            ) from error
+    except Exception as error:  # each backend has errors of its own for not being there
+        raise ValueError(
+            f"the device is {str(name)!r}, which this torch does not have here; leave it out"
+        ) from error
     return device
 
 
@@ -46,16 +50,6 @@ def auto_device(name: str) -> torch.device:
     device(type='cpu')
     """
     return find_device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-
-
-def _check_gpu(device: torch.device) -> None:
-    if not torch.cuda.is_available():
-        raise ValueError(f"the device is {str(device)!r}, and torch sees no GPU here; leave it out")
-    count = torch.cuda.device_count()
-    if device.index is not None and device.index >= count:
-        raise ValueError(
-            f"the device is {str(device)!r}, and torch sees {count} here; give 'cuda:{count - 1}' or less"
-        )
 
 
 def device_of(net: nn.Module) -> torch.device:
