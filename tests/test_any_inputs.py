@@ -25,7 +25,8 @@ from ensbridge.metrics.cost import count_macs
 from ensbridge.models.feature_choice import list_features
 from ensbridge.models.features import read_logits
 from ensbridge.models.libraries import import_library
-from ensbridge.utils.inputs import Inputs, call_network, made_up_inputs, map_inputs, specs_of, tensors_of
+from ensbridge.utils.input_specs import made_up_inputs, specs_of
+from ensbridge.utils.inputs import Inputs, call_network, map_inputs, tensors_of
 
 CLASSES, VOCABULARY, LENGTH = 3, 20, 6
 

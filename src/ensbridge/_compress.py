@@ -42,7 +42,8 @@ from ensbridge.training.config import FitConfig, Precision
 from ensbridge.training.distributed import errors_shared, join
 from ensbridge.training.output_cache import check_fixed_views, length_of
 from ensbridge.utils.devices import brought_to, device_of, random_state_kept
-from ensbridge.utils.inputs import Inputs, as_floats, map_inputs, specs_of
+from ensbridge.utils.input_specs import specs_of
+from ensbridge.utils.inputs import Inputs, as_floats, map_inputs
 
 MINUTES = 3.0  # how long it trains unless the user says
 TRIED = 8  # images

@@ -34,15 +34,8 @@ from ensbridge.deploy.tracing import BATCHES, batch_sizes, inputs, trace
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_folder, write_atomically
-from ensbridge.utils.inputs import (
-    Inputs,
-    call_network,
-    count_rows,
-    made_up_inputs,
-    map_inputs,
-    shapes_of,
-    tensors_of,
-)
+from ensbridge.utils.input_specs import made_up_inputs
+from ensbridge.utils.inputs import Inputs, call_network, count_rows, map_inputs, shapes_of, tensors_of
 from ensbridge.utils.text import one_line
 
 Target = Literal["onnx", "pt2"]

@@ -16,7 +16,8 @@ from ensbridge.metrics.predictions import calibrated
 from ensbridge.models.ensemble import Ensemble, Forward, at_least_float32, ensemble_logit
 from ensbridge.models.features import feature_names, forward_with_features, joined, uncompiled
 from ensbridge.models.preprocessed import Preprocess
-from ensbridge.utils.inputs import Inputs, InputSpec, checked_inputs, pack, refusal
+from ensbridge.utils.input_specs import InputSpec
+from ensbridge.utils.inputs import Inputs, checked_inputs, pack, refusal
 from ensbridge.utils.text import one_line
 
 if TYPE_CHECKING:

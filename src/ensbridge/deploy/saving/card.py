@@ -15,7 +15,7 @@ from ensbridge.evaluation.fidelity import Fidelity
 from ensbridge.evaluation.scores import COLUMNS, Row, Scores, cells, parse_scores, summarise
 from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.utils.inputs import made_up_inputs
+from ensbridge.utils.input_specs import made_up_inputs
 from ensbridge.utils.text import one_line
 
 _FOLDER = '"path/to/this/folder"'

@@ -18,7 +18,7 @@ from ensbridge.bridge.schedule import MOST_STEPS
 from ensbridge.deploy.saving.architecture import OURS, READER, REMEDY, Architecture, Build
 from ensbridge.models.fast_ensemble import MAX_SOURCE_LOGIT_WEIGHT, TEMPERATURES, FastEnsemble
 from ensbridge.utils.files import read_json
-from ensbridge.utils.inputs import InputSpec
+from ensbridge.utils.input_specs import InputSpec
 from ensbridge.utils.text import short
 from ensbridge.utils.typed_json import Range
 
