@@ -11,6 +11,8 @@ from torch import Tensor
 from ensbridge.metrics.checks import checked
 from ensbridge.metrics.temperature import fit_source_logit_weight, fit_temperature
 
+MIN_IMAGES = 100  # from which a share of the source is fitted
+
 
 def accuracy(log_probs: Tensor, labels: Tensor) -> float:
     """The share of images, from 0 to 1, whose most probable class is the label.
@@ -220,9 +222,6 @@ def _bin_index(confidence_B: Tensor, log_confidence_B: Tensor, bins: int, epsilo
         confidence_B * epsilon * (1 - log_confidence_B.clamp(min=-1e3)) + 4 * torch.finfo(torch.float64).eps
     )
     return ((confidence_B - slack_B) * bins).ceil().long().sub(1).clamp(0, bins - 1)
-
-
-MIN_IMAGES = 100  # from which a share of the source is fitted
 
 
 def calibrated(logits: Tensor, source: Tensor, temperature: float, source_logit_weight: float) -> Tensor:

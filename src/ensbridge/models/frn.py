@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LAST = torch.channels_last
+TRITON = find_spec("triton") is not None
 
 
 @torch.library.custom_op("ensbridge::frn", mutates_args=())
@@ -146,9 +147,6 @@ def _kernels_run(x: Tensor, name: str, *arguments: object) -> bool:
         _broken = True
         warnings.warn(f"Triton kernels do not run here ({error}); PyTorch normalises, slower", stacklevel=2)
     return not _broken
-
-
-TRITON = find_spec("triton") is not None
 
 
 class FRN(nn.Module):

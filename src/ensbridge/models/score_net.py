@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import ZInput
 
+TIME = 32  # size of the time's embedding
+
 
 class Pointwise(nn.Conv2d):
     """A 1×1 convolution that has its channels in eights where it trains on a GPU.
@@ -72,9 +74,6 @@ class InvertedResidual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
         return x + self.body(x) if self.residual else self.body(x)
-
-
-TIME = 32  # size of the time's embedding
 
 
 def build_stage(inputs: int, expansion: int, width: int, blocks: int, stride: int) -> nn.Sequential:

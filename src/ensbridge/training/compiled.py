@@ -34,6 +34,7 @@ from ensbridge.training.step import (
 )
 
 Result = TypeVar("Result")
+StepKind = Literal["captured", "compiled", "eager"]
 TIMED = 3  # passes of the teachers
 
 
@@ -319,8 +320,6 @@ def _set_up_compiler() -> None:
         # Every network and batch size is a compilation of the same function, which is no reason to give up.
         dynamo.recompile_limit = max(dynamo.recompile_limit, 64)
 
-
-StepKind = Literal["captured", "compiled", "eager"]
 
 STEPS: dict[StepKind, type[AbstractStep]] = {
     "captured": CapturedStep,

@@ -1,10 +1,10 @@
-# pyright: reportPrivateImportUsage=false
 """The optimisers of a run, one for the whole student or for each of its parts, and its averaged weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+# pyright: reportPrivateImportUsage=false
 import torch
 from torch import Tensor, nn
 

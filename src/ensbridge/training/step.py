@@ -34,6 +34,7 @@ from ensbridge.utils.inputs import Inputs as NetworkInputs
 from ensbridge.utils.inputs import count_rows, map_inputs, tensors_of
 
 TIMED_EVERY = 20  # steps, where measuring has to wait for a GPU
+Buffers = Sequence[tuple[Tensor, Tensor]]  # running statistics, and how they were before a step
 
 
 class AbstractStep(ABC):
@@ -228,9 +229,6 @@ def augmented(
     """The batch of a step, augmented."""
     images = map_inputs(Tensor.contiguous, augment_inputs(config.augment, inputs.images, generator))
     return Batch(images, inputs.labels, generator, feature_names, runners or {})
-
-
-Buffers = Sequence[tuple[Tensor, Tensor]]  # running statistics, and how they were before a step
 
 
 class ShardedRNG(TorchFunctionMode):
