@@ -45,8 +45,7 @@ def ensemble_logit(logits: Tensor) -> Tensor:
     if logits.ndim != 3 or logits.shape[0] == 0:
         raise ValueError(f"logits have shape {tuple(logits.shape)}; they must be (members, images, classes)")
     # log p̄ by log-sum-exp, so that no probability is ever rounded to zero on the way.
-    log_mean = logits.log_softmax(-1).logsumexp(0)
-    return log_mean - log_mean.mean(-1, keepdim=True)
+    return centred(logits.log_softmax(-1).logsumexp(0))
 
 
 def random_member(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -58,8 +57,12 @@ def random_member(logits: Tensor, generator: torch.Generator | None = None) -> T
     """
     members, images = logits.shape[:2]
     index = torch.randint(members, (images,), generator=generator, device=logits.device)
-    drawn = logits[index, torch.arange(images, device=logits.device)]
-    return drawn - drawn.mean(-1, keepdim=True)
+    return centred(logits[index, torch.arange(images, device=logits.device)])
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Logits whose mean over classes is 0."""
+    return logits - logits.mean(-1, keepdim=True)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

@@ -89,6 +89,7 @@ class RunFolder:
         an earlier version wrote there.
         """
         self.path = open_folder(path)
+        self._log = self.path / "log.jsonl"
         wanted = json.loads(json.dumps(description))
         config = self.path / "config.json"
         if config.exists():
@@ -111,10 +112,6 @@ class RunFolder:
     def describe(self, description: Mapping[str, Any]) -> None:
         """Write config.json: the same configuration may come to be asked for in other words."""
         write_atomically(self.path / "config.json", json.dumps(description, indent=2).encode())
-
-    @property
-    def _log(self) -> Path:
-        return self.path / "log.jsonl"
 
     def _checkpoints(self) -> list[Path]:
         return sorted(self.path.glob("checkpoint-*.safetensors"))

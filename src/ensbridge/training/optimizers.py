@@ -114,11 +114,7 @@ class Optimizers:
             for name, (optimizer, _) in self.parts.items()
             for index, weight in enumerate(optimizer.param_groups[0]["params"])
         }
-        memories: dict[tuple[str, str], dict[str, Tensor]] = {}
-        for path, tensor in tensors.items():
-            name, index, key = ["", "", *path.rsplit("/", 2)][-3:]
-            memories.setdefault((name, index), {})[key] = tensor
-        for slot, memory in memories.items():
+        for slot, memory in _by_weight(tensors).items():
             weight, keys = weights.get(slot, (None, set()))
             if weight is None or memory.keys() != keys:
                 raise ValueError(f"optimizer{'/'.join(slot)} has {short(sorted(memory))}")
@@ -131,19 +127,26 @@ class Optimizers:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load saved memory, in place where there is some: a captured step keeps using it."""
-        saved: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in self.parts}
-        for path, tensor in tensors.items():
-            name, index, key = path.rsplit("/", 2)
-            saved[name].setdefault(int(index), {})[key] = tensor
+        saved = _by_weight(tensors)
         for name, (optimizer, _) in self.parts.items():
             there = optimizer.state_dict()
             if not there["state"]:
-                optimizer.load_state_dict({"state": saved[name], "param_groups": there["param_groups"]})
+                state = {int(index): memory for (part, index), memory in saved.items() if part == name}
+                optimizer.load_state_dict({"state": state, "param_groups": there["param_groups"]})
             for index, memory in there["state"].items():
+                old = saved.get((name, str(index)), {})
                 for key, tensor in memory.items():
-                    old = saved[name].get(index, {}).get(key)
                     if isinstance(tensor, Tensor):
-                        tensor.zero_() if old is None else tensor.copy_(old)
+                        tensor.copy_(old[key]) if key in old else tensor.zero_()
+
+
+def _by_weight(tensors: Mapping[str, Tensor]) -> dict[tuple[str, str], dict[str, Tensor]]:
+    """Saved memory of each weight, which a part's name and a number stand for."""
+    memories: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for path, tensor in tensors.items():
+        name, index, key = ["", "", *path.rsplit("/", 2)][-3:]
+        memories.setdefault((name, index), {})[key] = tensor
+    return memories
 
 
 def _memory(optimizer: torch.optim.Optimizer, weight: Tensor) -> set[str]:
