@@ -15,7 +15,7 @@ from ensbridge.bridge.bridge import ZInput
 from ensbridge.data import Splits
 from ensbridge.experiments import Recipe, digits
 from ensbridge.models import ResNet, ScoreNet
-from ensbridge.models.resnet import Tail
+from ensbridge.models.tail import Tail
 
 
 def load() -> Splits:

@@ -34,7 +34,7 @@ from ensbridge.methods.base import TeacherOutputs
 from ensbridge.models import PyramidScore, ResNet, ScoreNet
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.models.resnet import Tail
+from ensbridge.models.tail import Tail
 from ensbridge.training import FitConfig
 
 CLASSES, CHANNELS, SIZE = 3, 8, 8

@@ -18,7 +18,8 @@ from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models import ResNet, forward_with_features, resnet32x2, resnet34
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.models.resnet import BasicBlock, Tail
+from ensbridge.models.resnet import BasicBlock
+from ensbridge.models.tail import Tail
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from ensbridge.bridge.schedule import TemperatureLaw
 from ensbridge.data.augment import Augment
 from ensbridge.data.digits import load_digits
 from ensbridge.experiments.recipe import Recipe, Schedule, match_compute
-from ensbridge.models.resnet import ResNet, Tail
+from ensbridge.models.resnet import ResNet
 from ensbridge.models.score_net import ScoreNet
+from ensbridge.models.tail import Tail
 from ensbridge.training.candidates import distil_config
 from ensbridge.training.config import FitConfig
 

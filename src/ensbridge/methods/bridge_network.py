@@ -26,7 +26,7 @@ class BridgeNetwork(AbstractMethod):
 
     >>> import torch
     >>> from ensbridge.models import ResNet
-    >>> from ensbridge.models.resnet import Tail
+    >>> from ensbridge.models.tail import Tail
     >>> source, centre = (ResNet((1, 1), (8, 8), 3, stem=8) for _ in range(2))
     >>> method = BridgeNetwork(source, [centre], Tail(source, "stages.0.0"), "stages.0.0")
     >>> batch = Batch(torch.rand(4, 3, 8, 8), None)

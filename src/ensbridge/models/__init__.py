@@ -12,11 +12,11 @@ from ensbridge.models.preprocessed import Preprocessed as Preprocessed
 from ensbridge.models.pyramid_score import PyramidScore as PyramidScore
 from ensbridge.models.resnet import BasicBlock as BasicBlock
 from ensbridge.models.resnet import ResNet as ResNet
-from ensbridge.models.resnet import Tail as Tail
 from ensbridge.models.resnet import initialise as initialise
 from ensbridge.models.score_net import ScoreNet as ScoreNet
 from ensbridge.models.score_net import TokenScore as TokenScore
 from ensbridge.models.sizing import MapScore as MapScore
+from ensbridge.models.tail import Tail as Tail
 
 resnet32x2 = ResNet.resnet32x2
 resnet32x4 = ResNet.resnet32x4
