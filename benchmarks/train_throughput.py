@@ -18,11 +18,10 @@ from ensbridge.methods import BridgeConfig, DeepEnsemble, DiffusionBridge, Joint
 from ensbridge.methods.base import AbstractTrainable
 from ensbridge.models import ResNet, ScoreNet
 from ensbridge.models.ensemble import Ensemble
+from ensbridge.training.compiled import STEPS, StepKind
 from ensbridge.training.config import FitConfig
-from ensbridge.training.ema import Average
-from ensbridge.training.optimizers import Optimizers
+from ensbridge.training.optimizers import Average, Optimizers
 from ensbridge.training.step import AbstractStep
-from ensbridge.training.step_kinds import STEPS, StepKind
 
 KINDS: tuple[StepKind, ...] = ("captured", "eager")
 SPANS: dict[StepKind, int] = {"captured": 50, "eager": 10}  # steps that are timed together

@@ -20,7 +20,7 @@ from ensbridge.metrics.cost import count_macs
 from ensbridge.models import MapScore, ResNet, ScoreNet, TokenScore
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import forward_with_features
-from ensbridge.models.inverted_residual import InvertedResidual
+from ensbridge.models.score_net import InvertedResidual
 
 ONE = (0.0, 1.0)
 DEPTHWISE_FIRST, EXPANDED_FIRST = [(1, 8, 2, 1), (2, 8, 2, 2)], [(3, 8, 2, 2), (2, 16, 1, 1)]

@@ -23,8 +23,7 @@ from ensbridge.methods import (
     StepDistillation,
 )
 from ensbridge.methods.latent_factor import expected_nll, factor_posterior
-from ensbridge.models.ensemble import random_member
-from ensbridge.models.sampled_ensemble import SampledEnsemble
+from ensbridge.models.ensemble import SampledEnsemble, random_member
 
 MEAN = torch.tensor([0.5, -1.0, 0.5], dtype=torch.float64)
 FACTOR = torch.tensor([[0.9, 0.0], [-0.3, 0.6], [0.2, -0.5]], dtype=torch.float64)

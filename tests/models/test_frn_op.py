@@ -10,7 +10,7 @@ from torch import Tensor
 
 import _tiny
 from ensbridge.models import ResNet, forward_with_features, frn
-from ensbridge.models.frn_op import frn as fused
+from ensbridge.models.frn import frn as fused
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels need a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]

@@ -15,8 +15,7 @@ import _tiny
 from ensbridge.bridge.bridge import ZInput
 from ensbridge.metrics.cost import count_macs, count_params
 from ensbridge.models import ScoreNet, forward_with_features, resnet32x2, resnet32x4, resnet34
-from ensbridge.models.inverted_residual import InvertedResidual, Pointwise, conv_bn, in_eights
-from ensbridge.models.score_net import time_embedding
+from ensbridge.models.score_net import InvertedResidual, Pointwise, conv_bn, in_eights, time_embedding
 
 F64 = torch.float64
 Z_INPUTS: list[ZInput] = ["paper", "dead", "none", "informative"]
@@ -260,7 +259,7 @@ def test_a_1x1_convolution_on_a_gpu_gives_what_any_other_gives(
         widths.append(padded[0].shape[1])
         return padded
 
-    monkeypatch.setattr("ensbridge.models.inverted_residual.in_eights", counted)
+    monkeypatch.setattr("ensbridge.models.score_net.in_eights", counted)
     conv, x = Pointwise(33, 6, stride=2), torch.randn(2, 33, 5, 5)
     conv.bias = nn.Parameter(torch.randn(6)) if bias else None  # as batch norm leaves it that is folded in
     plain = nn.Conv2d(33, 6, 1, stride=2, bias=bias)

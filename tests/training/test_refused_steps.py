@@ -14,7 +14,7 @@ from torch import Tensor
 import _runs
 from ensbridge.methods import DeepEnsemble, JointTraining
 from ensbridge.training import FitConfig, fit
-from ensbridge.training.ema import Average
+from ensbridge.training.optimizers import Average
 
 KINDS = _runs.KINDS
 Run = _runs.Run

@@ -17,11 +17,9 @@ from torch import nn
 import _runs
 from ensbridge.methods import DeepEnsemble, JointTraining
 from ensbridge.training import fit
-from ensbridge.training.compiled import CompiledStep, in_bf16
-from ensbridge.training.ema import Average
-from ensbridge.training.optimizers import Optimizers
+from ensbridge.training.compiled import STEPS, CompiledStep, StepKind, in_bf16, step_kinds
+from ensbridge.training.optimizers import Average, Optimizers
 from ensbridge.training.step import AbstractStep, EagerStep
-from ensbridge.training.step_kinds import STEPS, StepKind, step_kinds
 
 KINDS = _runs.KINDS
 
@@ -107,7 +105,7 @@ class Failing(AbstractStep):
     closed = 0
 
     def prepare(self) -> None:
-        EagerStep(self.method, self.data, self.config, self.optimizers, self.average).run(0, 2)
+        EagerStep(self.method, _runs.data(), self.config, self.optimizers, self.average).run(0, 2)
         for module in self.method.student.modules():
             if isinstance(module, nn.BatchNorm2d):
                 assert module.running_mean is not None

@@ -26,7 +26,7 @@ from ensbridge.training import candidates as candidates_module
 from ensbridge.training.batches import CachedBatches, StreamedBatches, open_batches
 from ensbridge.training.forecast import epochs_within, steps_within
 from ensbridge.training.output_cache import cache_outputs
-from ensbridge.training.timing import TimeSplit
+from ensbridge.training.step import TimeSplit
 from ensbridge.utils.files import locked
 
 IMAGES = torch.rand(48, 1, 4, 4, generator=torch.Generator().manual_seed(0))

@@ -20,8 +20,7 @@ from ensbridge.bridge.sampler import Features
 from ensbridge.models import MapScore, PyramidScore, ScoreNet
 from ensbridge.models.ensemble import ensemble_logit
 from ensbridge.models.fast_ensemble import AbstractFastEnsemble, FastEnsemble
-from ensbridge.models.inverted_residual import InvertedResidual
-from ensbridge.models.score_net import time_embedding
+from ensbridge.models.score_net import InvertedResidual, time_embedding
 
 # Runtimes lay channels out in blocks, of 16 with AVX-512. The paper's 33 channels are no such blocks, and its
 # depthwise convolution then runs more than twice as long as one of 48 (109 and 46 µs).

@@ -13,7 +13,7 @@ from ensbridge.data.examples import ExampleSet
 from ensbridge.evaluation.predict import predict_each
 from ensbridge.metrics import fit_temperature, nll, nll_per_image, standard_error
 from ensbridge.metrics.cost import count_macs
-from ensbridge.models.calibration import calibrated, fit_calibration
+from ensbridge.metrics.predictions import calibrated, fit_calibration
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.candidates import Candidate
 from ensbridge.training.distributed import Engine

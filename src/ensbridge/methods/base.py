@@ -63,16 +63,15 @@ class Batch:
         seen = self._seen.setdefault(network, {})  # its logits under None, its features under their names
         if not {None, *features} <= seen.keys():
             names = self.feature_names.get(network, features)
-            run = self.runners.get(network, lambda inputs: _run_on_copy(network, inputs, names))
+            run = self.runners.get(network)
             with torch.no_grad():
-                outputs = run(images)
+                if run is None:  # on a copy where the weights are: a network may well work in place
+                    copied = map_inputs(torch.clone, to_network(images, network))
+                    outputs = forward_with_features(network, copied, *names)
+                else:
+                    outputs = run(images)
             seen.update(zip((None, *names), outputs, strict=True))
         return tuple(seen[name] for name in (None, *features))
-
-
-def _run_on_copy(network: nn.Module, inputs: Inputs, features: Sequence[str]) -> tuple[Tensor, ...]:
-    """A network's pass on inputs of its own, since it may well work in place, and where its weights are."""
-    return forward_with_features(network, map_inputs(torch.clone, to_network(inputs, network)), *features)
 
 
 def feature_names_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, ...]]:

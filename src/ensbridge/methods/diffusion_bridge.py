@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from ensbridge.bridge.bridge import Bridge, BridgeConfig
 from ensbridge.bridge.sampler import estimate_z0
 from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher, TeacherOutputs, kl_loss
-from ensbridge.models.ensemble import Ensemble, ensemble_logit, random_member, weights_digest
+from ensbridge.models.ensemble import Ensemble, SampledEnsemble, ensemble_logit, random_member, weights_digest
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import find_module
-from ensbridge.models.sampled_ensemble import SampledEnsemble
 from ensbridge.models.score_net import ScoreNet
 
 Draw = Literal["mean", "member"]

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher
-from ensbridge.models.ensemble import Ensemble, random_member, weights_digest
+from ensbridge.models.ensemble import Ensemble, SampledEnsemble, centred, random_member, weights_digest
 from ensbridge.models.features import find_module
-from ensbridge.models.sampled_ensemble import SampledEnsemble
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ class Flow(nn.Module):
 
     def start(self, source_logits: Tensor) -> Tensor:
         """The source's tempered logits, centred over classes, which members' logits are relative to."""
-        tempered = source_logits / self.config.temperature
-        return tempered - tempered.mean(-1, keepdim=True)
+        return centred(source_logits / self.config.temperature)
 
     def forward(self, h: Tensor, source_logits: Tensor, generator: torch.Generator) -> Tensor:
         """One draw of a member's logits (B, K), by Euler steps from t = 0 to 1."""

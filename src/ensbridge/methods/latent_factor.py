@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher
-from ensbridge.models.ensemble import Ensemble, weights_digest
+from ensbridge.models.ensemble import Ensemble, SampledEnsemble, centred, weights_digest
 from ensbridge.models.features import find_module
-from ensbridge.models.sampled_ensemble import SampledEnsemble
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,7 @@ class LatentFactor(nn.Module):
 
     def start(self, source_logits: Tensor) -> Tensor:
         """The source's tempered logits, centred over classes, which members' logits are relative to."""
-        tempered = source_logits / self.config.temperature
-        return tempered - tempered.mean(-1, keepdim=True)
+        return centred(source_logits / self.config.temperature)
 
     def draw(self, h: Tensor, source_logits: Tensor, samples: int, generator: torch.Generator) -> Tensor:
         """Draws of a member's logits (S, B, K), each of one latent factor for all images, in one pass."""
@@ -128,8 +126,7 @@ class LatentFactorDistillation(AbstractMethod):
     def loss(self, batch: Batch) -> Tensor:
         """The expected negative log-likelihood of members' logits under the E-step's posterior, per image."""
         outputs = batch.teacher_outputs(self.ensemble, self.feature)
-        logits = outputs.logits - outputs.logits.mean(-1, keepdim=True)
-        relative = logits - self.factor_model.start(outputs.logits[0])
+        relative = centred(outputs.logits) - self.factor_model.start(outputs.logits[0])
         mean, factor = self.factor_model.mean_and_factor(outputs.feature, outputs.logits[0])
         return expected_nll(relative, mean, factor, self.factor_model.log_noise)
 

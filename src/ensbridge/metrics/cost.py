@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ensbridge.utils.devices import modes_kept
 from ensbridge.utils.inputs import to_network, unpack
 
 
@@ -49,22 +50,14 @@ def count_macs(module: nn.Module, *inputs: Any, convs_only: bool = False) -> int
 @contextmanager
 def _untouched(module: nn.Module, inputs: tuple[Any, ...]) -> Iterator[dict[str, Tensor]]:
     """Eval mode, with copies of the buffers to run on; training flags and random state return on leaving."""
-    training = [(part, part.training) for part in module.modules()]
-    tensors = [
-        *module.parameters(),
-        *module.buffers(),
-        *(tensor for tensor in inputs if isinstance(tensor, Tensor)),
-    ]
+    given = (tensor for tensor in inputs if isinstance(tensor, Tensor))
+    tensors = [*module.parameters(), *module.buffers(), *given]
     gpus = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-    try:
+    with modes_kept([module]), torch.random.fork_rng(devices=gpus):
         # Flags are set one by one: a module may override train(), say to keep frozen parts in eval mode.
-        for part, _ in training:
+        for part in module.modules():
             part.training = False
-        with torch.random.fork_rng(devices=gpus):
-            yield {name: buffer.clone() for name, buffer in module.named_buffers()}
-    finally:
-        for part, was_training in training:
-            part.training = was_training
+        yield {name: buffer.clone() for name, buffer in module.named_buffers()}
 
 
 @contextmanager
@@ -92,24 +85,10 @@ def without_fused_kernels(module: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
-# Products that torch's counter leaves out. Each function takes shapes and gives FLOPs.
-
-
-def _product_flops(a: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * a.numel()  # dot(a, b) and mv(a, b): one multiply-accumulate for each element of a
-
-
-def _added_product_flops(_: Any, a: torch.Size, *__: Any, **___: Any) -> int:
-    return 2 * a.numel()  # addmv(bias, a, b)
-
-
-def _addbmm_flops(_: Any, a: torch.Size, b: torch.Size, *__: Any, **___: Any) -> int:
-    return 2 * a.numel() * b[-1]  # addbmm(bias, a, b)
-
-
+# Products that torch's counter leaves out: the FLOPs by the shapes of their arguments.
 _MORE_PRODUCTS = {
-    torch.ops.aten.dot: _product_flops,
-    torch.ops.aten.mv: _product_flops,
-    torch.ops.aten.addmv: _added_product_flops,
-    torch.ops.aten.addbmm: _addbmm_flops,
+    torch.ops.aten.dot: lambda a, *_, **__: 2 * a.numel(),  # a multiply-accumulate for each element of a
+    torch.ops.aten.mv: lambda a, *_, **__: 2 * a.numel(),
+    torch.ops.aten.addmv: lambda _bias, a, *_, **__: 2 * a.numel(),
+    torch.ops.aten.addbmm: lambda _bias, a, b, *_, **__: 2 * a.numel() * b[-1],
 }

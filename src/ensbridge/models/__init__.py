@@ -1,6 +1,7 @@
 """Networks: the members, the score networks, and features read from any network."""
 
-from ensbridge.models.calibration import calibrated as calibrated
+from ensbridge.metrics.predictions import calibrated as calibrated
+from ensbridge.models.ensemble import SampledEnsemble as SampledEnsemble
 from ensbridge.models.ensemble import at_least_float32 as at_least_float32
 from ensbridge.models.ensemble import weights_digest as weights_digest
 from ensbridge.models.features import forward_with_features as forward_with_features
@@ -12,7 +13,6 @@ from ensbridge.models.pyramid_score import PyramidScore as PyramidScore
 from ensbridge.models.resnet import BasicBlock as BasicBlock
 from ensbridge.models.resnet import ResNet as ResNet
 from ensbridge.models.resnet import initialise as initialise
-from ensbridge.models.sampled_ensemble import SampledEnsemble as SampledEnsemble
 from ensbridge.models.score_net import ScoreNet as ScoreNet
 from ensbridge.models.score_net import TokenScore as TokenScore
 from ensbridge.models.sizing import MapScore as MapScore

@@ -1,6 +1,6 @@
 """Many members, one call: the deep ensemble that the bridge learns to stand in for.
 
-Shapes: M members, B images, K classes.
+Shapes: M members, S samples, B images, K classes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from ensbridge.models.features import forward_with_features, read_logits, uncompiled
-from ensbridge.models.input_checks import kind_of, remedy_for
+from ensbridge.models.features import find_module, forward_with_features, read_logits, uncompiled
 from ensbridge.models.stored_network import Build, StoredNetwork, load_weights
-from ensbridge.utils.inputs import Inputs, call_network, count_rows, pack, shapes_of, to_network
+from ensbridge.utils.inputs import (
+    Inputs,
+    call_network,
+    count_rows,
+    kind_of,
+    pack,
+    remedy_for,
+    shapes_of,
+    to_network,
+)
 from ensbridge.utils.text import one_line
 
 # A network, inputs and names of its modules in; its logits, then these modules' outputs, out.
@@ -37,8 +45,7 @@ def ensemble_logit(logits: Tensor) -> Tensor:
     if logits.ndim != 3 or logits.shape[0] == 0:
         raise ValueError(f"logits have shape {tuple(logits.shape)}; they must be (members, images, classes)")
     # log p̄ by log-sum-exp, so that no probability is ever rounded to zero on the way.
-    log_mean = logits.log_softmax(-1).logsumexp(0)
-    return log_mean - log_mean.mean(-1, keepdim=True)
+    return centred(logits.log_softmax(-1).logsumexp(0))
 
 
 def random_member(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -50,8 +57,12 @@ def random_member(logits: Tensor, generator: torch.Generator | None = None) -> T
     """
     members, images = logits.shape[:2]
     index = torch.randint(members, (images,), generator=generator, device=logits.device)
-    drawn = logits[index, torch.arange(images, device=logits.device)]
-    return drawn - drawn.mean(-1, keepdim=True)
+    return centred(logits[index, torch.arange(images, device=logits.device)])
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Logits whose mean over classes is 0."""
+    return logits - logits.mean(-1, keepdim=True)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
@@ -249,7 +260,7 @@ def stack_logits(logits: Sequence[Tensor]) -> Tensor:
     """Members' logits as one tensor (M, B, K) of at least float32; what cannot be averaged is refused."""
     if any(output.shape != logits[0].shape for output in logits):
         counts = ", ".join(
-            f"member {index + 1}: {tuple(output.shape)}" for index, output in enumerate(logits)
+            f"member {number}: {tuple(output.shape)}" for number, output in enumerate(logits, 1)
         )
         raise ValueError(
             f"members give logits of different shapes ({counts}); all must have the same classes"
@@ -260,3 +271,48 @@ def stack_logits(logits: Sequence[Tensor]) -> Tensor:
         )
     device = logits[0].device  # members may lie on several
     return at_least_float32(torch.stack([output.to(device) for output in logits]))
+
+
+class Sampler(Protocol):
+    """What draws members' logits from the source's feature and logits; a module, too."""
+
+    def draw(self, h: Tensor, source_logits: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+        """Draws (S, B, K) of a member's logits."""
+        ...
+
+
+class SampledEnsemble(nn.Module):
+    """A source that runs once and a sampler that draws `samples` members' logits from what it computed.
+
+    Its prediction is the mean of the samples' softmax, as a deep ensemble's is of its members'. Draws come
+    from `seed` anew at each call, so that a call can be repeated.
+
+    >>> from ensbridge.bridge import Bridge
+    >>> from ensbridge.models import ResNet, ScoreNet
+    >>> score = ScoreNet(classes=3, channels=8, stages=[(1, 8, 1, 1)], last=8, z_input="none")
+    >>> model = SampledEnsemble(ResNet((1,), (8,), 3, stem=8), Bridge(score), "stages.0.0", samples=4).eval()
+    >>> images = torch.rand(2, 3, 8, 8)
+    >>> model.member_logits(images).shape, model(images).shape
+    (torch.Size([4, 2, 3]), torch.Size([2, 3]))
+    """
+
+    def __init__(
+        self, source: nn.Module, sampler: Sampler, feature: str, samples: int = 8, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if samples < 1:
+            raise ValueError(f"samples is {samples}; it must be at least 1")
+        find_module(source, feature)
+        self.source, self.sampler = uncompiled(source), sampler
+        self.feature, self.samples, self.seed = feature, samples, seed
+
+    def member_logits(self, inputs: Inputs, run: Forward = forward_with_features) -> Tensor:
+        """The samples' logits (S, B, K); `run` runs the source, for whoever shares it between models."""
+        logits, h = run(self.source, inputs, self.feature)
+        logits = at_least_float32(logits)
+        generator = torch.Generator(logits.device).manual_seed(self.seed)
+        return self.sampler.draw(h, logits, self.samples, generator)
+
+    def forward(self, *inputs: Any, **named: Tensor) -> Tensor:
+        """The logits (B, K) of the samples' mean prediction."""
+        return ensemble_logit(self.member_logits(pack(inputs, named)))

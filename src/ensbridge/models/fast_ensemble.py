@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import AbstractBridge
 from ensbridge.bridge.sampler import Features
-from ensbridge.models.calibration import calibrated
+from ensbridge.metrics.predictions import calibrated
 from ensbridge.models.ensemble import Ensemble, Forward, at_least_float32, ensemble_logit
 from ensbridge.models.features import feature_names, forward_with_features, joined, uncompiled
-from ensbridge.models.input_checks import checked_inputs, refusal
 from ensbridge.models.preprocessed import Preprocess
 from ensbridge.utils.input_specs import InputSpec
-from ensbridge.utils.inputs import Inputs, pack
+from ensbridge.utils.inputs import Inputs, checked_inputs, pack, refusal
 from ensbridge.utils.text import one_line
 
 if TYPE_CHECKING:

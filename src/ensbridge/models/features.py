@@ -158,7 +158,13 @@ def forward_with_features(net: nn.Module, inputs: Inputs, *features: str) -> tup
     for feature in outputs:
         hooks.setdefault(find_module(net, feature), []).append(_recorder(feature, outputs[feature]))
     logits = read_logits(run_with_hooks(net, inputs, hooks))
-    read = {feature: _only(outputs[feature], feature) for feature in outputs}
+    read: dict[str, Tensor] = {}
+    for feature, seen in outputs.items():
+        if len(seen) != 1:
+            raise ValueError(
+                f"feature {feature!r} ran {len(seen)} times in one pass; name a module that runs once"
+            )
+        read[feature] = seen.pop()  # so that it lives no longer than its user wants
     return logits, *(read[feature] for feature in features)
 
 
@@ -167,14 +173,6 @@ def _recorder(feature: str, outputs: list[Tensor]) -> Hook:
         outputs.append(_read_feature(output, feature))
 
     return record
-
-
-def _only(outputs: list[Tensor], feature: str) -> Tensor:
-    if len(outputs) != 1:
-        raise ValueError(
-            f"feature {feature!r} ran {len(outputs)} times in one pass; name a module that runs once"
-        )
-    return outputs.pop()  # so that it lives no longer than its user wants
 
 
 def run_with_hooks(net: nn.Module, inputs: Inputs, hooks: Mapping[nn.Module, Sequence[Hook]]) -> object:

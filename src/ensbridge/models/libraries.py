@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ensbridge.utils.extras import need
+from ensbridge.utils.extras import is_installed, need
 from ensbridge.utils.text import short
 
 Library = Literal["timm", "torchvision", "transformers"]
@@ -62,7 +62,7 @@ _LARGEST_NUMBER, _MOST_ITEMS = 2**15, 100  # in a setting; constructors loop ove
 def import_library(library: Library) -> Any:
     """The library, or ValueError that says how to install it."""
     need(library)
-    if library == "torchvision" or _is_installed("torchvision"):  # which the other two import
+    if library == "torchvision" or is_installed("torchvision"):  # which the other two import
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _import_torchvision()
@@ -162,12 +162,6 @@ def _is_small(value: object) -> bool:
 def _flat(value: object) -> list[object]:
     """The items of a list and of the lists in it, or the one value."""
     return [item for part in value for item in _flat(part)] if isinstance(value, list | tuple) else [value]
-
-
-def _is_installed(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return sys.modules.get(name, name) is not None and find_spec(name) is not None
 
 
 _DECLARED: list[torch.library.Library] = []  # which undoes what it declared when it is collected

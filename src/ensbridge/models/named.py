@@ -148,10 +148,8 @@ class NamedNetwork(nn.Module):
     def arguments(self) -> dict[str, Any]:
         """What builds it again, in JSON's types."""
         named = {"library": self.library, "name": self.name, "classes": self.classes}
-        takes = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in asdict(self.takes).items()
-        }
+        pairs = asdict(self.takes).items()
+        takes = {name: list(value) if isinstance(value, tuple) else value for name, value in pairs}
         return named | takes | ({"settings": self.settings} if self.settings else {})
 
     @property

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.bridge.sampler import Features
-from ensbridge.models.inverted_residual import InvertedResidual, conv_bn
-from ensbridge.models.score_net import Stage
+from ensbridge.models.score_net import build_stage, conv_bn
 
 
 class PyramidScore(nn.Module):
@@ -70,11 +69,9 @@ class PyramidScore(nn.Module):
         self.classes, self.channels, self.joins = classes, tuple(channels), tuple(joins)
         self.stem = conv_bn(channels[0], stem, 3, stride)
         self.stages, inputs = nn.ModuleList(), stem
-        for expansion, width, blocks, step in (Stage(*stage) for stage in stages):
-            first = InvertedResidual(inputs, width, expansion, step)
-            rest = (InvertedResidual(width, width, expansion, 1) for _ in range(blocks - 1))
-            self.stages.append(nn.Sequential(first, *rest))
-            inputs = width
+        for stage in stages:
+            self.stages.append(build_stage(inputs, *stage))
+            inputs = stage[1]
         widths = [stage[1] for stage in stages]
         self.entries = nn.ModuleList(
             conv_bn(count, widths[join], 1, relu=False)
@@ -115,27 +112,23 @@ class PyramidScore(nn.Module):
     def forward(self, h: Features, z_t: Tensor | None, t: Tensor | None) -> Tensor:
         """ε of shape (B, classes), from the maps (B, channels, H, W)."""
         maps = (h,) if isinstance(h, Tensor) else h
-        if len(maps) != len(self.channels) or any(
-            each.ndim != 4 or each.shape[1] != count for each, count in zip(maps, self.channels, strict=True)
-        ):
+        widths = [feature.shape[1] if feature.ndim == 4 else None for feature in maps]
+        if widths != list(self.channels):
             raise ValueError(
-                f"the features have shapes {[tuple(each.shape) for each in maps]}; this score network takes "
-                + ", ".join(f"(B, {count}, H, W)" for count in self.channels)
+                f"the features have shapes {[tuple(feature.shape) for feature in maps]}; this score network "
+                "takes " + ", ".join(f"(B, {count}, H, W)" for count in self.channels)
             )
-        first, *later = (each.contiguous(memory_format=torch.channels_last) for each in maps)
+        first, *later = (feature.contiguous(memory_format=torch.channels_last) for feature in maps)
         x = self.stem(first)
         for number, stage in enumerate(self.stages):
             x = stage(x)
-            for each, join, entry in zip(later, self.joins, self.entries, strict=True):
+            for feature, join, entry in zip(later, self.joins, self.entries, strict=True):
                 if join == number:
-                    if each.shape[2:] != x.shape[2:]:  # one of 1×1 would be added everywhere
+                    if feature.shape[2:] != x.shape[2:]:  # one of 1×1 would be added everywhere
+                        sizes = ["×".join(map(str, tensor.shape[2:])) for tensor in (feature, x)]
                         raise ValueError(
-                            f"a map of {_size(each)} cannot be added to stage {number}'s of {_size(x)}; join "
+                            f"a map of {sizes[0]} cannot be added to stage {number}'s of {sizes[1]}; join "
                             "it where the sizes are the same"
                         )
-                    x = x + entry(each)
+                    x = x + entry(feature)
         return self.head(self.tail(x).mean((2, 3)))
-
-
-def _size(x: Tensor) -> str:
-    return "×".join(map(str, x.shape[2:]))

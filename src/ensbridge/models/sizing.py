@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ensbridge.metrics.cost import count_macs
-from ensbridge.models.inverted_residual import conv_bn
-from ensbridge.models.score_net import ScoreNet, TokenScore
+from ensbridge.models.score_net import ScoreNet, TokenScore, conv_bn
 from ensbridge.utils.inputs import Inputs, tensors_of
 
 WIDTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -108,10 +107,8 @@ def fitting_score(
     # A feature that even the narrowest are too dear for is left at once: there may be many such.
     if cheapest_macs(feature, classes, channels_last) > most_macs:
         return None
-    fitting = [
-        candidate for candidate in _priced(feature, classes, channels_last) if candidate[0] <= most_macs
-    ]
-    return max(fitting, key=lambda candidate: candidate[0])[1]
+    priced = _priced(feature, classes, channels_last)
+    return max(((macs, score) for macs, score in priced if macs <= most_macs), key=lambda pair: pair[0])[1]
 
 
 def cheapest_macs(feature: Tensor, classes: int, channels_last: bool = False) -> float:

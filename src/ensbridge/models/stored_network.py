@@ -119,13 +119,11 @@ def renamed(state: Mapping[str, Any], net: nn.Module) -> Mapping[str, Any]:
         return state
     tensors = {plain_name(str(name)): value for name, value in state.items()}
     wrappers = [prefix for prefix in WRAPPERS if not any(name.startswith(prefix) for name in names)]
-    while wrapper := next((prefix for prefix in wrappers if _is_before_all(prefix, tensors)), None):
-        tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
+    while tensors and (
+        before := [prefix for prefix in wrappers if all(n.startswith(prefix) for n in tensors)]
+    ):
+        tensors = {name.removeprefix(before[0]): value for name, value in tensors.items()}
     return {names.get(name, name): value for name, value in tensors.items()}
-
-
-def _is_before_all(wrapper: str, state: Mapping[str, Any]) -> bool:
-    return bool(state) and all(name.startswith(wrapper) for name in state)
 
 
 def _difference(state: Mapping[str, Any], net: nn.Module) -> str:
@@ -139,12 +137,8 @@ def _difference(state: Mapping[str, Any], net: nn.Module) -> str:
     ]
     missing = [name for name in expected if name not in state]
     unexpected = [name for name in state if name not in expected]
-    problems = [
-        ("it lacks", missing),
-        ("it also holds", unexpected),
-        ("of other shapes:", other),
-    ]
-    return "; ".join(f"{words} {_few(names)}" for words, names in problems if names)
+    problems = {"it lacks": missing, "it also holds": unexpected, "of other shapes:": other}
+    return "; ".join(f"{words} {_few(names)}" for words, names in problems.items() if names)
 
 
 def _few(names: Sequence[str]) -> str:
@@ -153,10 +147,8 @@ def _few(names: Sequence[str]) -> str:
     >>> _few(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
-    more = len(names) - NAMED
-    return ", ".join(visible(name[:200]) for name in names[:NAMED]) + (
-        f" and {more} more" if more > 0 else ""
-    )
+    listed, more = ", ".join(visible(name[:200]) for name in names[:NAMED]), len(names) - NAMED
+    return f"{listed} and {more} more" if more > 0 else listed
 
 
 class StoredNetwork(nn.Module):

@@ -121,25 +121,19 @@ def open_batches(
         batches: AbstractBatches = CachedBatches(data, config)
     elif isinstance(data, ExampleSet):
         batches = MemoryBatches(data, config)
+    elif isinstance(config, PerMemberShuffle):
+        raise ValueError("networks with their own shuffle each cannot share a stream; train them separately")
     else:
-        batches = _open_stream(data, config, step, position, engine)
+        rows, part, parts = slice(0, config.batch_size), 0, 1
+        if engine:
+            rows, part, parts = engine.rows(config.batch_size), engine.rank, engine.size
+            data = engine.shard(data)
+        seed, indices = partial(derive_seed, config.seed, "stream"), partial(config.indices, length_of(data))
+        reader = open_reader(data, rows, seed, indices, part, parts)
+        reader.resume(step, position)
+        batches = StreamedBatches(reader, data.device)
     batches.start = step
     return batches
-
-
-def _open_stream(
-    data: Stream, config: FitConfig, step: int, position: str | None, engine: Engine | None
-) -> StreamedBatches:
-    if isinstance(config, PerMemberShuffle):
-        raise ValueError("networks with their own shuffle each cannot share a stream; train them separately")
-    rows, part, parts = slice(0, config.batch_size), 0, 1
-    if engine:
-        rows, part, parts = engine.rows(config.batch_size), engine.rank, engine.size
-        data = engine.shard(data)
-    seed, indices = partial(derive_seed, config.seed, "stream"), partial(config.indices, length_of(data))
-    reader = open_reader(data, rows, seed, indices, part, parts)
-    reader.resume(step, position)
-    return StreamedBatches(reader, data.device)
 
 
 def total_steps(config: FitConfig, data: TrainData) -> int:

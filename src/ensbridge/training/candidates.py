@@ -37,7 +37,7 @@ from ensbridge.training.fit import TimeBudgetExceeded, fit
 from ensbridge.training.forecast import epochs_within, steps_within, with_length
 from ensbridge.training.optimizers import Configs, shared_config
 from ensbridge.training.output_cache import cache_outputs, length_of
-from ensbridge.training.timing import TimeSplit
+from ensbridge.training.step import TimeSplit
 from ensbridge.utils.devices import device_of
 from ensbridge.utils.files import read_json
 from ensbridge.utils.progress import count_steps, progress_bars
@@ -130,13 +130,14 @@ class CandidateTraining:
         candidates = [self._source()] if source == "auto" or not methods else []
         bridges = {name: method for name, method in methods.items() if isinstance(method, DiffusionBridge)}
         if bridges:
-            candidates.append(Candidate("source + bridges", _by_temperature(bridges)))
+            groups = _by_temperature({name: method.bridge for name, method in bridges.items()})
+            models = [FastEnsemble.of(*(bridges[name] for name in names)) for names in groups]
+            candidates.append(Candidate("source + bridges", models))
         distilled = methods.get(DISTILLED)
         if isinstance(distilled, EnsembleDistillation):
             candidates.append(Candidate("distilled", [self._alone(distilled.student)]))
         elif isinstance(distilled, JointDistillation):
-            groups = _group_by_temperature(distilled.bridges)
-            bridged = [distilled.with_bridges(*names) for names in groups.values()]
+            bridged = [distilled.with_bridges(*names) for names in _by_temperature(distilled.bridges)]
             candidates.append(Candidate("distilled", [self._alone(distilled.source)]))
             candidates.append(Candidate("distilled + bridges", bridged))
         return candidates
@@ -228,10 +229,8 @@ class CandidateTraining:
         if self.cache is None:
             return data
         with progress_bars(self.quiet) as bars:
-            images = length_of(data) * len(self.ensemble)
-            return cache_outputs(
-                data, list(joint.teachers()), self.cache, bars.stage("teachers", images, "images")
-            )
+            advance = bars.stage("teachers", length_of(data) * len(self.ensemble), "images")
+            return cache_outputs(data, list(joint.teachers()), self.cache, advance)
 
     def _sized(
         self, methods: Mapping[str, AbstractMethod], data: TrainData, config: Configs, minutes: float
@@ -272,17 +271,12 @@ def few_steps(steps: int, minutes: float | None, epochs: float) -> str | None:
     return f"{there}, and with fewer than {MIN_STEPS} little is learnt; give {remedy} or more"
 
 
-def _group_by_temperature(bridges: Mapping[str, Bridge]) -> dict[float, list[str]]:
+def _by_temperature(bridges: Mapping[str, Bridge]) -> list[list[str]]:
+    """The names of bridges, those of one temperature of the source together."""
     groups: dict[float, list[str]] = {}
     for name, bridge in bridges.items():
         groups.setdefault(bridge.config.temperature.base, []).append(name)
-    return groups
-
-
-def _by_temperature(methods: Mapping[str, DiffusionBridge]) -> list[FastEnsemble]:
-    """The models that trained bridges make with the source they share, one for each temperature of it."""
-    groups = _group_by_temperature({name: method.bridge for name, method in methods.items()})
-    return [FastEnsemble.of(*(methods[name] for name in names)) for names in groups.values()]
+    return list(groups.values())
 
 
 def _reset(score: nn.Module, seed: int) -> nn.Module:

@@ -58,12 +58,7 @@ def load_checkpoint(path: Path, most: int | None = None) -> tuple[dict[str, Tens
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         checksum = metadata.pop("checksum", None)
         whole = checksum == _checksum(tensors, metadata)
-    except (
-        SafetensorError,
-        OSError,
-        RuntimeError,
-        AttributeError,
-    ) as error:  # also of types unknown to torch
+    except (SafetensorError, OSError, RuntimeError, AttributeError) as error:  # types may be unknown to torch
         raise ValueError(f"{path.name} is truncated or damaged ({one_line(error)})") from error
     if not whole:
         raise ValueError(f"{path.name} is damaged: it does not match its checksum")
@@ -94,6 +89,7 @@ class RunFolder:
         an earlier version wrote there.
         """
         self.path = open_folder(path)
+        self._log = self.path / "log.jsonl"
         wanted = json.loads(json.dumps(description))
         config = self.path / "config.json"
         if config.exists():
@@ -116,10 +112,6 @@ class RunFolder:
     def describe(self, description: Mapping[str, Any]) -> None:
         """Write config.json: the same configuration may come to be asked for in other words."""
         write_atomically(self.path / "config.json", json.dumps(description, indent=2).encode())
-
-    @property
-    def _log(self) -> Path:
-        return self.path / "log.jsonl"
 
     def _checkpoints(self) -> list[Path]:
         return sorted(self.path.glob("checkpoint-*.safetensors"))

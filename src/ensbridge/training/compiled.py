@@ -2,16 +2,18 @@
 
 A small network on a fast GPU is bound by Python: captured, a whole step is one launch. Its kernels are too
 small to fill the GPU, so much runs beside each other: while a step trains, the next batch is drawn and its
-teachers run, each teacher on a stream of its own, and so do methods that are trained together.
+teachers run, each teacher on a stream of its own, and so do methods that are trained together. A run takes
+the fastest kind of step that works where it runs.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +21,20 @@ from torch import Tensor, nn
 from ensbridge.methods.base import Batch, JointTraining, Runner
 from ensbridge.models.features import FeatureExtractor
 from ensbridge.training.batches import AbstractBatches, Inputs, MemoryBatches
-from ensbridge.training.step import AbstractStep, augmented, in_precision, step_seed, total_loss
-from ensbridge.training.timing import TimeSplit, synchronize
+from ensbridge.training.config import derive_seed
+from ensbridge.training.distributed import Engine
+from ensbridge.training.step import (
+    AbstractStep,
+    EagerStep,
+    TimeSplit,
+    augmented,
+    in_precision,
+    synchronize,
+    total_loss,
+)
 
 Result = TypeVar("Result")
+StepKind = Literal["captured", "compiled", "eager"]
 TIMED = 3  # passes of the teachers
 
 
@@ -45,8 +57,8 @@ class CompiledStep(AbstractStep):
 
     def prepare(self) -> None:
         """Compile, and run to see that it works."""
-        device = self.batches.device
-        self.feed = _feed(self.batches)
+        device, batches = self.batches.device, self.batches
+        self.feed = _IndexFeed(batches) if isinstance(batches, MemoryBatches) else _CopyFeed(batches)
         self.decays = [torch.zeros((), device=device) for _ in self.average.rules]
         self.refused = torch.zeros((), device=device)
         self.sums: dict[str, Tensor] = {}
@@ -166,7 +178,7 @@ class CompiledStep(AbstractStep):
         if step < self.optimizers.total:
             with self.timing.measure("data"):
                 self.feed.put(step)
-        self.drawing.manual_seed(step_seed(self.config, step))
+        self.drawing.manual_seed(derive_seed(self.config.seed, "step", step))
 
     def _time_teachers(self) -> None:
         """Measure the teachers' passes by themselves, as they run beside the training later."""
@@ -258,11 +270,6 @@ class _CopyFeed:
         return self.held
 
 
-def _feed(batches: AbstractBatches) -> _IndexFeed | _CopyFeed:
-    """What holds the inputs of the next step."""
-    return _IndexFeed(batches) if isinstance(batches, MemoryBatches) else _CopyFeed(batches)
-
-
 class _Streams:
     """Runs functions on a stream each; on the CPU one after the other."""
 
@@ -312,3 +319,65 @@ def _set_up_compiler() -> None:
     with suppress(AttributeError):
         # Every network and batch size is a compilation of the same function, which is no reason to give up.
         dynamo.recompile_limit = max(dynamo.recompile_limit, 64)
+
+
+STEPS: dict[StepKind, type[AbstractStep]] = {
+    "captured": CapturedStep,
+    "compiled": CompiledStep,
+    "eager": EagerStep,
+}
+
+
+def step_kinds(
+    wish: StepKind | None, device: torch.device, engine: Engine | None = None
+) -> Sequence[StepKind]:
+    """The kinds to be tried on a device, in their order; a wish is the only one.
+
+    >>> step_kinds(None, torch.device("cuda")), step_kinds(None, torch.device("cpu"))
+    (('captured', 'compiled', 'eager'), ('eager',))
+    """
+    if engine and wish not in (None, "eager"):
+        raise ValueError(f"step is {wish!r}; several processes take 'eager' ones only, so leave it out")
+    if wish is None:
+        return get_args(StepKind) if device.type == "cuda" and engine is None else ("eager",)
+    if wish not in STEPS:
+        raise ValueError(f"step is {wish!r}; it must be one of {', '.join(map(repr, STEPS))}")
+    if wish == "captured" and device.type != "cuda":
+        raise ValueError(f"step is 'captured' and the data is on the {device.type}; move it to a GPU")
+    return (wish,)
+
+
+def steps_that_work(
+    kinds: Sequence[StepKind], parts: Sequence[Any], restore: Callable[[], None]
+) -> AbstractStep:
+    """Steps of the first kind that can be prepared; a warning says why another could not.
+
+    `parts` is what a step is made of; `restore` undoes what preparing did to weights and memory, whether it
+    worked or not.
+    """
+    for kind, following in zip(kinds, (*kinds[1:], None), strict=True):
+        steps = STEPS[kind](*parts)
+        try:
+            steps.prepare()
+            return steps
+        except Exception as error:  # compilers and drivers raise what they like
+            steps.close()
+            if following is None:
+                raise
+            warnings.warn(
+                f"{kind} steps do not work here ({_reason(error)}); falling back to {following} ones",
+                stacklevel=3,
+            )
+        finally:
+            restore()
+    raise AssertionError("there is always a last kind")
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, and the second where the first only announces it.
+
+    >>> _reason(RuntimeError("backend='inductor' raised:\\nno compiler was found\\nmore"))
+    "backend='inductor' raised: no compiler was found"
+    """
+    first, *more = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{first} {more[0]}" if first.endswith(":") and more else first

@@ -161,8 +161,8 @@ def describe_config(config: FitConfig) -> dict[str, Any]:
 
     A switch that came later is left out where it is off, so that runs begun before it resume.
 
-    >>> found = describe_config(FitConfig(epochs=1, batch_size=2, lr=0.1))
-    >>> "log_every" in found, "cutmix" in found["augment"]
+    >>> described = describe_config(FitConfig(epochs=1, batch_size=2, lr=0.1))
+    >>> "log_every" in described, "cutmix" in described["augment"]
     (False, False)
     """
     described = asdict(config)

@@ -64,17 +64,19 @@ def distill_together(
     current = dict(bridges)
     if not current:
         raise ValueError("there are 0 bridges to distil; give at least 1")
-    chosen = mode or next(iter(current.values())).bridge.config.distillation
+    first = next(iter(current.values())).bridge
+    chosen = mode or first.config.distillation
     if len({bridge.bridge.times for bridge in current.values()}) != 1:
         raise ValueError(f"bridges distilled together must have the same times; {', '.join(current)} do not")
-    for times in distillation_grids(next(iter(current.values())).bridge.times, chosen):
-        steps = next(iter(current.values())).bridge.steps
+    steps = first.steps
+    for times in distillation_grids(first.times, chosen):
         stages = {
             name: StepDistillation(bridge, times, mode=chosen, weight=weight)
             for name, bridge in current.items()
         }
         folder = None if run_dir is None else Path(run_dir) / stage_name(steps, times)
         fit(JointTraining(stages), train, config, folder, progress)
+        steps = len(times) - 1
         current = {name: stage.distilled for name, stage in stages.items()}
     return current
 

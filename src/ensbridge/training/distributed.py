@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
@@ -48,13 +48,13 @@ def find_world() -> World | None:
     >>> find_world() is None
     True
     """
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or size is None:
         return None
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    fallback = {"LOCAL_RANK": os.environ["RANK"], "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"]}
+    local = os.environ.get("LOCAL_RANK") or rank, os.environ.get("LOCAL_WORLD_SIZE") or size
     try:
-        world = World(*(int(os.environ.get(name) or fallback[name]) for name in names))
-    except (KeyError, ValueError) as error:
+        world = World(*map(int, (rank, size, *local)))
+    except ValueError as error:
         raise ValueError("RANK and WORLD_SIZE are not both whole numbers; start with torchrun") from error
     if world.size % world.local_size:
         raise ValueError(
@@ -116,7 +116,6 @@ class Engine:
         self.world, self.rank, self.size, self.first = world, world.rank, world.size, world.rank == 0
         self.device = torch.device("cpu")
         self.failed_first = False  # whether it is this process's error that stopped all
-        self._error_known = False
         self._meetings, self._checked = 0, 0.0
         self._fabric: Any = None
         self._store = _rendezvous()
@@ -124,12 +123,20 @@ class Engine:
     def start(self, device: torch.device) -> torch.device:
         """Get ready to work on a kind of device; the answer is this process's own."""
         world, fabric = self.world, _find_fabric()
-        self.device = _local_device(world, device)
+        self.device = device
+        if device.type == "cuda":
+            if (count := torch.cuda.device_count()) < world.local_size:
+                raise ValueError(
+                    f"{world.local_size} processes were started here and torch sees {count} GPUs; "
+                    "start one for each GPU, or give --device cpu"
+                )
+            self.device = torch.device("cuda", world.local_rank)
+            torch.cuda.set_device(self.device)
         if self._fabric:
             return self.device
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         logging.getLogger(fabric.__name__).setLevel(logging.WARNING)  # one voice, which is not Fabric's
-        atexit.register(_leave)
+        atexit.register(lambda: distributed.is_initialized() and distributed.destroy_process_group())
         # Gradients of convolutions of one channel; it costs nothing here.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         os.environ.setdefault("LOCAL_RANK", str(world.local_rank))  # where Fabric looks
@@ -199,17 +206,16 @@ class Engine:
 
     def broadcast(self, make: Callable[[], Result]) -> Result:
         """What the first process makes, in all; what it raises too."""
-        made: tuple[Any, Exception | None] = (None, None)
+        made, raised = None, None
         if self.first:
             try:
-                made = make(), None
+                made = make()
             except Exception as error:  # whatever it is, the others must not wait for an answer
-                made = None, error
-        result, error = made[0], made[1]
-        result, raised = self._fabric.broadcast((result, None if error is None else _portable(error)))
-        if error or raised:
-            raise error or raised
-        return result
+                raised = error
+        made, sent = self._fabric.broadcast((made, raised and _portable(raised)))
+        if raised or sent:
+            raise raised or sent
+        return made
 
     def begin(self, student: nn.Module, run: Mapping[str, object]) -> None:
         """Start from the first process's weights; processes that were given another `run` are refused."""
@@ -292,31 +298,24 @@ class Engine:
         except BaseException as error:
             lost = _is_of_connection(error)
             sentence = f"process {self.rank} of {self.size} stopped: {str(error) or type(error).__name__}"
-            if lost:
-                sentence = "another process of the run ended or did not answer; run the same command again"
-                self._wait_for_error(seconds=5)
-            first_error = self._publish_error(sentence)
-            self.failed_first = first_error == sentence and not (lost and self._error_known)
+            known = False  # whether another has said why
+            first_error = sentence
+            with suppress(RuntimeError):  # the store may be gone too
+                if lost:
+                    sentence = (
+                        "another process of the run ended or did not answer; run the same command again"
+                    )
+                    first_error = sentence
+                    end = time.monotonic() + 5  # to say why, for the process that failed
+                    while not known and time.monotonic() < end:
+                        known = self._store.check(["error"])
+                        time.sleep(0.05)
+                # Why this process stops, unless another was first to say so.
+                first_error = self._store.compare_set("error", "", sentence).decode()
+            self.failed_first = first_error == sentence and not (lost and known)
             if lost:
                 raise StoppedElsewhere(first_error) from error
             raise
-
-    def _wait_for_error(self, seconds: float) -> None:
-        """Give the process that failed the time to say why."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._error_known:
-            try:
-                self._error_known = self._store.check(["error"])
-            except RuntimeError:  # the store is gone too
-                return
-            time.sleep(0.05)
-
-    def _publish_error(self, sentence: str) -> str:
-        """Publish why this process stops, unless another did so first; returns the first error of all."""
-        try:
-            return self._store.compare_set("error", "", sentence).decode()
-        except RuntimeError:
-            return sentence
 
 
 class _Wrapped(nn.Module):
@@ -329,19 +328,6 @@ class _Wrapped(nn.Module):
     def forward(self, losses: Losses) -> dict[str, Tensor]:
         """The losses."""
         return losses()
-
-
-def _local_device(world: World, device: torch.device) -> torch.device:
-    if device.type != "cuda":
-        return device
-    if (count := torch.cuda.device_count()) < world.local_size:
-        raise ValueError(
-            f"{world.local_size} processes were started here and torch sees {count} GPUs; "
-            "start one for each GPU, or give --device cpu"
-        )
-    local = torch.device("cuda", world.local_rank)
-    torch.cuda.set_device(local)
-    return local
 
 
 def _find_fabric() -> Any:
@@ -363,11 +349,6 @@ def _rendezvous() -> distributed.Store:
     # Attempts of torchrun share its store.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return distributed.PrefixStore(f"ensbridge/{attempt}", store)
-
-
-def _leave() -> None:
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _portable(error: Exception) -> Exception:

@@ -20,15 +20,13 @@ from ensbridge.data.stream import Stream
 from ensbridge.methods.base import AbstractTrainable, Batch, feature_names_of
 from ensbridge.training.batches import AbstractBatches, TrainData, open_batches, total_steps
 from ensbridge.training.checkpoint import Checkpoint, RunFolder, checkpoint_path
+from ensbridge.training.compiled import StepKind, step_kinds, steps_that_work
 from ensbridge.training.config import FitConfig, describe_config
 from ensbridge.training.distributed import Engine
-from ensbridge.training.ema import Average
-from ensbridge.training.optimizers import Configs, Optimizers, shared_config
+from ensbridge.training.optimizers import Average, Configs, Optimizers, shared_config
 from ensbridge.training.output_cache import CachedData
-from ensbridge.training.state import State, max_bytes, read_step, trained_weights
-from ensbridge.training.step import AbstractStep, EagerStep
-from ensbridge.training.step_kinds import StepKind, step_kinds, steps_that_work
-from ensbridge.training.timing import TimeSplit
+from ensbridge.training.state import State
+from ensbridge.training.step import AbstractStep, TimeSplit
 from ensbridge.utils.files import CannotLock, locked, open_folder
 from ensbridge.utils.progress import StepCallback
 
@@ -95,7 +93,7 @@ def fit(
     shared, device = shared_config(method, config), data.device
     total = total_steps(shared, data)
     _try_teachers(method, data)
-    kinds = step_kinds(step, device) if engine is None else _only_eager(step)
+    kinds = step_kinds(step, device, engine)
     student = method.student.train()
     described = _describe(method, data, config) if engine or run_dir is not None else {}
     if engine:
@@ -122,7 +120,7 @@ def fit(
             if not left:  # a folder that is refused stays as it was
                 lock.unlink(missing_ok=True)
             raise
-        return folder.newest(max_bytes(student, average))
+        return folder.newest(state.max_bytes())
 
     with ExitStack() as held, torch.enable_grad():  # wherever it is called
         held.callback(student.eval)
@@ -137,14 +135,9 @@ def fit(
         if begun < total:
             batches = open_batches(data, shared, begun, _position(checkpoint, engine), engine)
             held.callback(batches.close)
-            parts = method, data, shared, optimizers, average, batches, timing or TimeSplit()
-            if engine:
-                stepper = EagerStep(*parts, engine=engine)
-                held.callback(stepper.close)
-                stepper.prepare()
-            else:
-                stepper = steps_that_work(kinds, parts, state.snapshot())
-                held.callback(stepper.close)
+            parts = method, data, shared, optimizers, average, batches, timing, engine
+            stepper = steps_that_work(kinds, parts, state.snapshot())
+            held.callback(stepper.close)
         if checkpoint:
             state.load(checkpoint.tensors)
         run = _Run(shared, total, state, folder, run_dir, progress, deadline, engine, batches)
@@ -175,7 +168,9 @@ class _Run:
         if self.progress and state.step == self.total:
             self.progress(self.total, self.total, loss)
         while stepper and state.step < self.total:
-            stop = min(state.step + stepper.stride, self.total, *_next_marks(self.config, state.step))
+            written = (self.config.log_every, self.config.checkpoint_every)
+            marks = (state.step - state.step % every + every for every in written)
+            stop = min(state.step + stepper.stride, self.total, *marks)
             state.add(stepper.run(state.step, stop), stop)
             loss = sum(state.means().values())
             self._write(stop, loss)
@@ -191,9 +186,14 @@ class _Run:
                 line = {"step": stop, "images": stop * config.batch_size, "loss": loss}
                 self.folder.log(line | ({"losses": state.means()} if len(state.sums) > 1 else {}))
             state.reset_losses()
-        late = self._is_late(stop)
+        late = self.deadline is not None and not last and time.monotonic() >= self.deadline
+        if self.engine and self.deadline is not None:
+            late = self.engine.any(late)
         due = (
-            late or last or stop % config.checkpoint_every == 0 or bool(self.folder and self.folder.is_due())
+            late
+            or last
+            or stop % config.checkpoint_every == 0
+            or (self.folder is not None and self.folder.is_due())
         )
         if self.run_dir is not None and (more := self._positions(stop, due)) is not None and self.folder:
             state.save(self.folder, more)
@@ -214,12 +214,6 @@ class _Run:
         due = self.engine.any(due)
         return {"stream": json.dumps(self.engine.gather(position))} if due else None
 
-    def _is_late(self, stop: int) -> bool:
-        if self.deadline is None:
-            return False
-        late = stop < self.total and time.monotonic() >= self.deadline
-        return self.engine.any(late) if self.engine else late
-
 
 def load_trained(
     method: AbstractTrainable,
@@ -229,34 +223,29 @@ def load_trained(
     engine: Engine | None = None,
 ) -> None:
     """Load the weights that `fit` left in a folder; where it is not finished, raises `IncompleteRun`."""
-    data = as_examples(train)
-    total = total_steps(shared_config(method, config), data)
-    student = method.student
-    weights = Average(student, method.averages())
+    data, shared = as_examples(train), shared_config(method, config)
+    total = total_steps(shared, data)
+    state = State(
+        method.student, Optimizers(method, config, total), Average(method.student, method.averages())
+    )
 
     def read() -> dict[str, Tensor]:
-        if not seems_finished(run_dir, shared_config(method, config), len(data)):
+        if not seems_finished(run_dir, shared, len(data)):
             raise IncompleteRun(f"{run_dir} is not finished")
-        checkpoint = RunFolder(run_dir, _describe(method, data, config)).newest(max_bytes(student, weights))
-        step = 0 if checkpoint is None else read_step(checkpoint, total)
-        if checkpoint is None or step < total:
-            raise IncompleteRun(f"{run_dir} is at step {step} of {total}")
-        return trained_weights(checkpoint, student, weights)
+        checkpoint = RunFolder(run_dir, _describe(method, data, config)).newest(state.max_bytes())
+        if checkpoint:
+            state.load_counts(checkpoint)
+        if checkpoint is None or state.step < total:
+            raise IncompleteRun(f"{run_dir} is at step {state.step} of {total}")
+        return state.weights(checkpoint)
 
-    student.load_state_dict(engine.broadcast(read) if engine else read())
-    student.eval()
+    method.student.load_state_dict(engine.broadcast(read) if engine else read())
+    method.student.eval()
 
 
 def seems_finished(run_dir: Path | str, config: FitConfig, images: int) -> bool:
     """Whether a folder holds the last checkpoint of a run on so many images, whole or damaged."""
     return checkpoint_path(Path(run_dir), config.total_steps(images)).exists()
-
-
-def _only_eager(wish: StepKind | None) -> tuple[StepKind]:
-    """The kind of step that several processes take."""
-    if wish not in (None, "eager"):
-        raise ValueError(f"step is {wish!r}; several processes take 'eager' ones only, so leave it out")
-    return ("eager",)
 
 
 def _position(checkpoint: Checkpoint | None, engine: Engine | None) -> str | None:
@@ -284,11 +273,6 @@ def _try_teachers(method: AbstractTrainable, data: TrainData) -> None:
     batch = Batch(image, None, feature_names=feature_names)
     for ensemble, feature in method.teachers():
         batch.member_logits(ensemble) if feature is None else batch.teacher_outputs(ensemble, feature)
-
-
-def _next_marks(config: FitConfig, step: int) -> tuple[int, ...]:
-    """The next steps at which something is written."""
-    return tuple(step - step % every + every for every in (config.log_every, config.checkpoint_every))
 
 
 def _describe(method: AbstractTrainable, data: TrainData, config: Configs) -> dict[str, object]:

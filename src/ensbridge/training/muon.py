@@ -91,7 +91,9 @@ class Muon(torch.optim.Optimizer):
             if not weights:
                 continue
             taken = weights[0].new_ones(()) if self.found_inf is None else (self.found_inf == 0).float()
-            gradients = [self._gradient(weight, taken) for weight in weights]
+            gradients = [weight.grad for weight in weights]
+            if self.found_inf is not None:  # a gradient may hold anything where the step is not taken
+                gradients = [torch.where(taken > 0, gradient, taken * 0) for gradient in gradients]
             rate = group["lr"] * taken
             shapes: dict[torch.Size, list[int]] = {}  # equal matrices in one stack
             others = []
@@ -107,11 +109,6 @@ class Muon(torch.optim.Optimizer):
                 chosen = [weights[index] for index in others], [gradients[index] for index in others]
                 self._update_others(*chosen, rate * ADAM_SHARE, taken)
 
-    def _gradient(self, weight: Tensor, taken: Tensor) -> Tensor:
-        """The gradient; zeros where the step is not taken, as it may hold anything then."""
-        assert weight.grad is not None
-        return weight.grad if self.found_inf is None else torch.where(taken > 0, weight.grad, taken * 0)
-
     def _update_matrices(
         self, weights: list[Tensor], gradients: list[Tensor], rate: Tensor, decay: Tensor, taken: Tensor
     ) -> None:
@@ -123,7 +120,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(momenta, gradients)
         ahead = torch._foreach_add(gradients, momenta, alpha=MOMENTUM)
         rows, columns = weights[0].flatten(1).shape
-        updates = orthogonalised(torch.stack([_channels_last(each).reshape(rows, columns) for each in ahead]))
+        updates = orthogonalised(torch.stack([_channels_last(step).reshape(rows, columns) for step in ahead]))
         updates = updates * (-rate * max(1.0, rows / columns) ** 0.5)
         torch._foreach_mul_(weights, 1 - decay)
         torch._foreach_add_(

@@ -1,13 +1,14 @@
-"""The optimisers of a run: one for the whole student, or one for each of its parts."""
+"""The optimisers of a run, one for the whole student or for each of its parts, and its averaged weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+# pyright: reportPrivateImportUsage=false
 import torch
 from torch import Tensor, nn
 
-from ensbridge.methods.base import AbstractTrainable
+from ensbridge.methods.base import AbstractTrainable, EmaRule
 from ensbridge.training.config import FitConfig
 from ensbridge.training.muon import Muon
 from ensbridge.utils.text import short
@@ -113,11 +114,7 @@ class Optimizers:
             for name, (optimizer, _) in self.parts.items()
             for index, weight in enumerate(optimizer.param_groups[0]["params"])
         }
-        memories: dict[tuple[str, str], dict[str, Tensor]] = {}
-        for path, tensor in tensors.items():
-            name, index, key = ["", "", *path.rsplit("/", 2)][-3:]
-            memories.setdefault((name, index), {})[key] = tensor
-        for slot, memory in memories.items():
+        for slot, memory in _by_weight(tensors).items():
             weight, keys = weights.get(slot, (None, set()))
             if weight is None or memory.keys() != keys:
                 raise ValueError(f"optimizer{'/'.join(slot)} has {short(sorted(memory))}")
@@ -130,19 +127,26 @@ class Optimizers:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load saved memory, in place where there is some: a captured step keeps using it."""
-        saved: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in self.parts}
-        for path, tensor in tensors.items():
-            name, index, key = path.rsplit("/", 2)
-            saved[name].setdefault(int(index), {})[key] = tensor
+        saved = _by_weight(tensors)
         for name, (optimizer, _) in self.parts.items():
             there = optimizer.state_dict()
             if not there["state"]:
-                optimizer.load_state_dict({"state": saved[name], "param_groups": there["param_groups"]})
+                state = {int(index): memory for (part, index), memory in saved.items() if part == name}
+                optimizer.load_state_dict({"state": state, "param_groups": there["param_groups"]})
             for index, memory in there["state"].items():
+                old = saved.get((name, str(index)), {})
                 for key, tensor in memory.items():
-                    old = saved[name].get(index, {}).get(key)
                     if isinstance(tensor, Tensor):
-                        tensor.zero_() if old is None else tensor.copy_(old)
+                        tensor.copy_(old[key]) if key in old else tensor.zero_()
+
+
+def _by_weight(tensors: Mapping[str, Tensor]) -> dict[tuple[str, str], dict[str, Tensor]]:
+    """Saved memory of each weight, which a part's name and a number stand for."""
+    memories: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for path, tensor in tensors.items():
+        name, index, key = ["", "", *path.rsplit("/", 2)][-3:]
+        memories.setdefault((name, index), {})[key] = tensor
+    return memories
 
 
 def _memory(optimizer: torch.optim.Optimizer, weight: Tensor) -> set[str]:
@@ -162,3 +166,48 @@ def _optimizer(config: FitConfig, student: nn.Module, captured: bool) -> torch.o
         tables = (module.weight for module in student.modules() if isinstance(module, nn.Embedding))
         return Muon(parameters, lr, decay, tables)
     return torch.optim.SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=decay, fused=fused)
+
+
+class Average:
+    """Exponential moving averages of parts of a student, weights and running statistics alike.
+
+    `rules` names the parts by prefix ("" is the whole student), each with its own rule.
+
+    >>> student = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)})
+    >>> sorted(Average(student, [("a", EmaRule(0.9))]).tensors)
+    ['a.bias', 'a.weight']
+    """
+
+    def __init__(self, student: nn.Module, rules: Sequence[tuple[str, EmaRule]]) -> None:
+        self.rules = [rule for _, rule in rules]
+        self.tensors: dict[str, Tensor] = {}
+        live = student.state_dict(keep_vars=True)
+        self._parts: list[list[tuple[list[Tensor], list[Tensor]]]] = []  # of each rule: floats, whole numbers
+        for prefix, _ in rules:
+            names = [name for name in live if name.startswith(f"{prefix}." if prefix else "")]
+            self.tensors |= {name: live[name].detach().clone() for name in names}
+            kinds = [
+                [name for name in names if live[name].is_floating_point() == floats] for floats in (1, 0)
+            ]
+            self._parts.append([([self.tensors[n] for n in kind], [live[n] for n in kind]) for kind in kinds])
+
+    def decays(self, step: int) -> list[float]:
+        """The decay at a step, for each rule."""
+        return [rule.decay_at(step) for rule in self.rules]
+
+    @torch.no_grad()
+    def update(self, decays: Sequence[Tensor | float]) -> None:
+        """average ← decay·average + (1 - decay)·student; a decay may live on the device."""
+        for decay, ((averages, lives), (counts, counted)) in zip(decays, self._parts, strict=True):
+            # All tensors in a few kernels: a captured step would be long with three for each.
+            if averages:
+                changes = torch._foreach_sub(lives, averages)
+                torch._foreach_mul_(changes, 1 - decay)
+                torch._foreach_add_(averages, changes)
+            if counts:
+                torch._foreach_copy_(counts, counted)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the average of a checkpoint, in place."""
+        for name, tensor in tensors.items():
+            self.tensors[name].copy_(tensor)

@@ -1,20 +1,26 @@
 """Training steps, of which this is the plain way, on any device.
 
 A step draws its batch, augments it, runs forward and backward, updates the weights and their average.
+
+Of several processes each takes its slice of every batch, so that a run is the run of one process but for
+rounding: order, augmentation and the draws of the losses are those of the whole batch, gradients are its
+mean's. Only batch norm sees less, the slice of its process; its running statistics are averaged.
 """
 
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ensbridge.data.augment import augment_inputs
 from ensbridge.data.stream import random_from
@@ -23,14 +29,12 @@ from ensbridge.models.features import forward_with_features
 from ensbridge.training.batches import AbstractBatches, Inputs, StreamedBatches, TrainData, open_batches
 from ensbridge.training.config import FitConfig, derive_seed
 from ensbridge.training.distributed import Engine, Losses
-from ensbridge.training.ema import Average
-from ensbridge.training.optimizers import Optimizers
-from ensbridge.training.sharding import Buffers, average_buffers, shard
-from ensbridge.training.timing import TimeSplit
+from ensbridge.training.optimizers import Average, Optimizers
 from ensbridge.utils.inputs import Inputs as NetworkInputs
-from ensbridge.utils.inputs import map_inputs, tensors_of
+from ensbridge.utils.inputs import count_rows, map_inputs, tensors_of
 
 TIMED_EVERY = 20  # steps, where measuring has to wait for a GPU
+Buffers = Sequence[tuple[Tensor, Tensor]]  # running statistics, and how they were before a step
 
 
 class AbstractStep(ABC):
@@ -47,8 +51,9 @@ class AbstractStep(ABC):
         average: Average,
         batches: AbstractBatches | None = None,
         timing: TimeSplit | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        self.method, self.data, self.config = method, data, config
+        self.method, self.config, self.engine = method, config, engine
         self.optimizers, self.average = optimizers, average
         self.batches = batches or open_batches(data, config)
         self.timing = timing or TimeSplit()
@@ -82,9 +87,8 @@ class EagerStep(AbstractStep):
 
     stride = 1
 
-    def __init__(self, *parts: Any, engine: Engine | None = None) -> None:
+    def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.engine = engine
         # Dropout, DropPath and the like; others draw nothing, and threads share the global state.
         modules = self.method.student.modules()
         self.has_dropout = any("drop" in type(module).__name__.lower() for module in modules)
@@ -101,9 +105,7 @@ class EagerStep(AbstractStep):
             )
         if engine.first and self.batches.device.type == "cuda":
             warnings.warn("several processes take eager steps; captured ones need one process", stacklevel=2)
-        buffers = self._buffers()
         total_loss(self._losses(self.batches.start)[0]()).backward()
-        restore(buffers)
         weights = [weight for weight in self.method.student.parameters() if weight.grad is not None]
         self.call_losses = engine.wrap(weights)
         self.optimizers.zero_grad()
@@ -141,7 +143,7 @@ class EagerStep(AbstractStep):
                 raise self.refusal(f"the loss{named} is {value} at step {step + 1}")
         self.optimizers.zero_grad()
         # Processes' gradients are averaged, however many images each has.
-        total_loss(losses, share * self.engine.size if self.engine else 1).backward()
+        (total_loss(losses) * (share * self.engine.size if self.engine else 1)).backward()
         if not bool(self.optimizers.gradient_norm().isfinite()):
             restore(buffers)
             raise self.refusal(f"a gradient is not finite at step {step + 1}")
@@ -162,8 +164,7 @@ class EagerStep(AbstractStep):
         """What computes the losses of a step, or of this process's slice of it, and the slice's share."""
         with self._measure("data", step):
             inputs = self.batches.read(step)
-        seed, share = step_seed(self.config, step), 1.0
-        streamed = isinstance(self.batches, StreamedBatches)
+        seed, share = derive_seed(self.config.seed, "step", step), 1.0
         if self.engine and isinstance(self.batches, StreamedBatches):
             # Each process has images, and draws, of its own.
             seed = derive_seed(seed, "process", self.engine.rank) if self.engine.rank else seed
@@ -171,7 +172,7 @@ class EagerStep(AbstractStep):
         generator = torch.Generator(self.batches.device).manual_seed(seed)
         batch = augmented(inputs, self.config, generator, self.feature_names, self._runners(inputs, step))
         draws = nullcontext()
-        if self.engine and not streamed:
+        if self.engine and not isinstance(self.batches, StreamedBatches):
             batch, draws, share = shard(batch, self.engine)
 
         def losses() -> dict[str, Tensor]:
@@ -198,10 +199,9 @@ class EagerStep(AbstractStep):
         return [(buffer, buffer.clone()) for buffer in self.method.student.buffers()]
 
 
-def total_loss(losses: Mapping[str, Tensor], scale: float = 1) -> Tensor:
+def total_loss(losses: Mapping[str, Tensor]) -> Tensor:
     """What the backward pass begins with."""
-    total = torch.stack(list(losses.values())).sum()
-    return total if scale == 1 else total * scale
+    return torch.stack(list(losses.values())).sum()
 
 
 def restore(buffers: Buffers) -> None:
@@ -219,11 +219,6 @@ def in_precision(images: NetworkInputs, bf16: bool) -> torch.autocast | nullcont
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
-def step_seed(config: FitConfig, step: int) -> int:
-    """What the draws of a step begin with."""
-    return derive_seed(config.seed, "step", step)
-
-
 def augmented(
     inputs: Inputs,
     config: FitConfig,
@@ -234,3 +229,98 @@ def augmented(
     """The batch of a step, augmented."""
     images = map_inputs(Tensor.contiguous, augment_inputs(config.augment, inputs.images, generator))
     return Batch(images, inputs.labels, generator, feature_names, runners or {})
+
+
+class ShardedRNG(TorchFunctionMode):
+    """Draws for a slice of a batch that are those rows of the whole batch's draws.
+
+    It knows `torch.rand`, `torch.randn` and `torch.randint` with the batch's generator and the images first;
+    a draw of another shape, as one number for all images, is the same in every process.
+
+    >>> one, other = (torch.Generator().manual_seed(0) for _ in range(2))
+    >>> with ShardedRNG(one, slice(2, 5), whole=5):
+    ...     part = torch.rand(3, 2, generator=one)
+    >>> part.equal(torch.rand(5, 2, generator=other)[2:])
+    True
+    """
+
+    def __init__(self, generator: torch.Generator, rows: slice, whole: int) -> None:
+        super().__init__()
+        self.generator, self.rows, self.whole = generator, rows, whole
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Draw for the whole batch where its images are drawn for."""
+        kwargs = kwargs or {}
+        draws = func in (torch.rand, torch.randn, torch.randint)
+        if not draws or kwargs.get("generator") is not self.generator:
+            return func(*args, **kwargs)
+        bounds, sizes = (args[:2], args[2:]) if func is torch.randint else ((), args)
+        shape = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
+        if not shape or shape[0] != self.rows.stop - self.rows.start:
+            return func(*args, **kwargs)
+        return func(*bounds, (self.whole, *shape[1:]), **kwargs)[self.rows]
+
+
+def shard(batch: Batch, engine: Engine) -> tuple[Batch, ShardedRNG, float]:
+    """This process's slice of a batch, the mode in which its losses draw, and its share of the batch."""
+    assert batch.generator
+    count = count_rows(batch.images)
+    rows = engine.rows(count)
+    labels = None if batch.labels is None else batch.labels[rows]
+    images = map_inputs(lambda tensor: tensor[rows].contiguous(), batch.images)
+    part = Batch(images, labels, batch.generator, batch.feature_names, batch.runners)
+    return part, ShardedRNG(batch.generator, rows, count), (rows.stop - rows.start) / count
+
+
+@torch.no_grad()
+def average_buffers(buffers: Buffers, share: float, engine: Engine) -> None:
+    """Give running statistics, which each process moved by its slice, the mean of their moves."""
+    moved = [(now, before) for now, before in buffers if now.is_floating_point()]
+    if not moved:
+        return
+    moves = [torch.where(now == before, 0, now - before).double().flatten() for now, before in moved]
+    mean = engine.sum(torch.cat(moves) * share)
+    for (now, before), move in zip(moved, mean.split([len(part) for part in moves]), strict=True):
+        now.copy_(before + move.view_as(before))
+
+
+class TimeSplit:
+    """Seconds spent on data and on teachers, of all seconds that were measured.
+
+    >>> split = TimeSplit()
+    >>> split.seconds |= {"data": 61.0, "teachers": 30.0, "total": 100.0}
+    >>> print(split)
+    data 61 %, teachers 30 %, bridge 9 %
+    """
+
+    def __init__(self) -> None:
+        self.seconds = {"data": 0.0, "teachers": 0.0, "total": 0.0}
+
+    @contextmanager
+    def measure(self, part: str, device: torch.device | None = None) -> Iterator[None]:
+        """Add the time spent inside to a part; with a `device`, a GPU's work is waited for."""
+        synchronize(device)
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            synchronize(device)
+            self.seconds[part] += time.perf_counter() - begun
+
+    def shares(self) -> dict[str, float]:
+        """Each part's share of the time; what is neither data nor teachers is the bridge's."""
+        total = max(self.seconds["total"], 1e-9)
+        data = min(self.seconds["data"] / total, 1.0)
+        teachers = min(self.seconds["teachers"] / total, 1.0 - data)
+        return {"data": data, "teachers": teachers, "bridge": 1.0 - data - teachers}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} {100 * share:.0f} %" for part, share in self.shares().items())
+
+
+def synchronize(device: torch.device | None) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)

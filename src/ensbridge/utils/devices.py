@@ -27,15 +27,19 @@ def find_device(name: torch.device | str) -> torch.device:
         raise ValueError(f"the device is {str(name)!r}; give 'cpu' or 'cuda'") from error
     if device.type == "meta":
         raise ValueError("the device is 'meta', on which tensors have no values; give 'cpu' or 'cuda'")
-    if device.type == "cuda":
-        _check_gpu(device)
-    else:
-        try:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"the device is {str(device)!r}, and torch sees no GPU here; leave it out")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(
+            f"the device is {str(device)!r}, and torch sees {count} here; give 'cuda:{count - 1}' or less"
+        )
+    try:
+        if device.type != "cuda":
             torch.empty(1, device=device)
-        except Exception as error:  # each backend has errors of its own for not being there
-            raise ValueError(
-                f"the device is {str(name)!r}, which this torch does not have here; leave it out"
-            ) from error
+    except Exception as error:  # each backend has errors of its own for not being there
+        raise ValueError(
+            f"the device is {str(name)!r}, which this torch does not have here; leave it out"
+        ) from error
     return device
 
 
@@ -48,16 +52,6 @@ def auto_device(name: str) -> torch.device:
     return find_device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
-def _check_gpu(device: torch.device) -> None:
-    if not torch.cuda.is_available():
-        raise ValueError(f"the device is {str(device)!r}, and torch sees no GPU here; leave it out")
-    count = torch.cuda.device_count()
-    if device.index is not None and device.index >= count:
-        raise ValueError(
-            f"the device is {str(device)!r}, and torch sees {count} here; give 'cuda:{count - 1}' or less"
-        )
-
-
 def device_of(net: nn.Module) -> torch.device:
     """Where a network is, by its first weight; a network without weights is on the CPU.
 
@@ -65,6 +59,17 @@ def device_of(net: nn.Module) -> torch.device:
     device(type='cpu')
     """
     return next((weight.device for weight in net.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def modes_kept(nets: Sequence[nn.Module]) -> Iterator[None]:
+    """Each of the networks' modules is afterwards in the mode, of training or evaluation, that it was in."""
+    training = [(module, module.training) for net in nets for module in net.modules()]
+    try:
+        yield
+    finally:
+        for module, was in training:
+            module.training = was
 
 
 @contextmanager
@@ -79,14 +84,10 @@ def evaluation_mode(nets: Iterable[nn.Module]) -> Iterator[None]:
     True
     """
     nets = list(nets)
-    training = [(module, module.training) for net in nets for module in net.modules()]
-    try:
+    with modes_kept(nets):
         for net in nets:
             net.eval()
         yield
-    finally:
-        for module, was in training:
-            module.training = was
 
 
 @contextmanager
@@ -95,10 +96,9 @@ def brought_to(device: torch.device, nets: Sequence[nn.Module]) -> Iterator[None
     gpus = []
     if device.type == "cuda":
         gpus = [torch.cuda.current_device() if device.index is None else device.index]
-    with ExitStack() as afterwards, torch.random.fork_rng(gpus):
+    with modes_kept(nets), ExitStack() as afterwards, torch.random.fork_rng(gpus):
         for net in nets:
-            training = [(module, module.training) for module in net.modules()]
-            afterwards.callback(_restore, net, device_of(net), _devices(net), training)
+            afterwards.callback(_bring_back, net, device_of(net), _devices(net))
         for net in nets:
             net.to(device)
         yield
@@ -115,14 +115,9 @@ def _devices(net: nn.Module) -> list[tuple[dict[str, Any], str, torch.device]]:
     ]
 
 
-def _restore(
-    net: nn.Module,
-    home: torch.device,
-    devices: list[tuple[dict[str, Any], str, torch.device]],
-    training: list[tuple[nn.Module, bool]],
+def _bring_back(
+    net: nn.Module, home: torch.device, devices: list[tuple[dict[str, Any], str, torch.device]]
 ) -> None:
-    for module, was in training:
-        module.training = was
     net.to(home)
     for tensors, name, device in devices:
         if tensors[name].device != device:

@@ -34,8 +34,8 @@ def missing(*extras: str) -> str:
     >>> missing(), missing("report")
     ('', '')
     """
-    lacking = [extra for extra in extras if not all(map(_installed, EXTRAS[extra]))]
-    packages = dict.fromkeys(name for extra in lacking for name in EXTRAS[extra] if not _installed(name))
+    lacking = [extra for extra in extras if not all(map(is_installed, EXTRAS[extra]))]
+    packages = dict.fromkeys(name for extra in lacking for name in EXTRAS[extra] if not is_installed(name))
     if not lacking:
         return ""
     names = ", ".join(DISTRIBUTIONS.get(name, name) for name in packages)
@@ -66,6 +66,6 @@ def extras_of(package: str) -> list[str]:
     return [extra for extra, names in EXTRAS.items() if package.split(".")[0] in names]
 
 
-def _installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Whether a package can be imported; one that was put out of use (None in sys.modules) cannot."""
     return sys.modules.get(name, name) is not None and find_spec(name) is not None

@@ -183,17 +183,20 @@ def locked(folder: Path) -> Iterator[None]:
             held.callback(_let_go, descriptor)
             return descriptor
 
-        with suppress(_NoLocks):
-            _lock(hold(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)), folder)
+        directory = hold(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        with suppress(OSError):
+            _lock(directory, folder)
         path = folder / ".lock"
         while True:
             file = hold(nofollow(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
             try:
                 _lock(file, folder)
-            except _NoLocks as error:
-                raise CannotLock(f"{path} cannot be locked ({error}); choose a folder elsewhere") from error
-            if _is_at(file, path):  # and was not deleted between opening and locking
-                break
+            except OSError as error:
+                reason = f"{path} cannot be locked ({error.strerror})"
+                raise CannotLock(f"{reason}; choose a folder elsewhere") from error
+            with suppress(FileNotFoundError):  # it may have been deleted between opening and locking
+                if os.path.samestat(os.fstat(file), os.lstat(path)):
+                    break
         yield
 
 
@@ -219,26 +222,14 @@ class CannotLock(ValueError):
     """A folder on a file system without locks."""
 
 
-class _NoLocks(Exception):
-    """The file system cannot lock this."""
-
-
 def _lock(descriptor: int, folder: Path) -> None:
+    """Lock what is open; where the file system has no locks for it, OSError says so."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ValueError(
             f"{folder} is in use by another process; wait until it ends, or choose another folder"
         ) from error
-    except OSError as error:
-        raise _NoLocks(error.strerror) from error
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -288,21 +279,16 @@ def parse_json(content: bytes, where: str, remedy: str = REMEDY) -> Any:
         what, cause = f"{error.msg} in line {error.lineno}", error
     except RecursionError as error:
         what, cause = "nested too deeply", error
-    except _Twice as error:
-        what, cause = str(error), error
+    except KeyError as error:  # Python would take the last
+        what, cause = f"it has the key {json.dumps(error.args[0])} twice", error
     except ValueError as error:  # Python reads no whole number of more than some thousand digits
         what, cause = "a whole number has too many digits", error
     raise ValueError(f"{where} is not JSON ({what}); {remedy}") from cause
-
-
-class _Twice(ValueError):
-    """A key is twice in an object, of which Python would take the last."""
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise _Twice(f"it has the key {json.dumps(twice[:60])} twice")
+        raise KeyError(next(key for key, _ in pairs if key in seen or seen.add(key))[:60])
     return values

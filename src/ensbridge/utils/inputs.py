@@ -1,11 +1,13 @@
 """What a classifier is called with: one tensor, a tuple of tensors, or tensors by name.
 
-In each of them the first dimension counts examples.
+In each of them the first dimension counts examples. What is wrong with inputs that a network cannot take is
+put in words that say what to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -76,13 +78,8 @@ def to_network(inputs: Inputs, net: nn.Module) -> Inputs:
     >>> to_network(torch.zeros(2), nn.Linear(2, 2, device="meta")).device
     device(type='meta')
     """
-    weight = next(net.parameters(), None)
-    if weight is None:
-        weight = next(net.buffers(), None)
-    if weight is None:
-        return inputs
-    device = weight.device
-    return map_inputs(lambda tensor: tensor.to(device), inputs)
+    device = next((tensor.device for tensor in chain(net.parameters(), net.buffers())), None)
+    return inputs if device is None else map_inputs(lambda tensor: tensor.to(device), inputs)
 
 
 def shapes_of(inputs: Inputs) -> str:
@@ -110,3 +107,77 @@ def as_floats(tensor: Tensor) -> Tensor:
     1.0
     """
     return tensor.float() / 255 if tensor.dtype == torch.uint8 and tensor.ndim == 4 else tensor
+
+
+def kind_of(inputs: Inputs) -> str:
+    """What the examples are called.
+
+    >>> import torch
+    >>> kind_of(torch.zeros(2, 3, 4, 4)), kind_of(torch.zeros(2, 3))
+    ('images', 'inputs')
+    """
+    return "images" if are_images(inputs) else "inputs"
+
+
+def checked_inputs(inputs: Inputs, shape: Sequence[int] | None) -> Inputs:
+    """Inputs with uint8 images as floats from 0 to 1; refused where they are not of a model's dimensions.
+
+    Sizes may be others than `shape` has them, where that is known at all, but for the channels of images:
+    many networks take images of any height and width, and sequences of any length.
+    """
+    inputs = map_inputs(as_floats, inputs)
+    if shape is None or not isinstance(inputs, Tensor):
+        return inputs
+    if inputs.ndim != len(shape) + 1 or (are_images(inputs) and inputs.shape[1] != shape[0]):
+        given, takes = tuple(inputs.shape), ", ".join(map(str, ("B", *shape)))
+        raise ValueError(
+            f"{kind_of(inputs)} have shape {given}; this model takes ({takes}){_hint(inputs, shape)}"
+        )
+    return inputs
+
+
+def _hint(inputs: Tensor, shape: Sequence[int]) -> str:
+    given = tuple(inputs.shape)
+    if given == tuple(shape):
+        return ", so give one example as a batch, with [None]"
+    if len(given) == len(shape) + 1 == 4 and given[3] == shape[0]:
+        return ", so bring the channels to the front with .permute(0, 3, 1, 2)"
+    return ""
+
+
+def refusal(inputs: Inputs, net: nn.Module, shape: Sequence[int] | None = None) -> str | None:
+    """Why a network failed on inputs, where their types, places or sizes tell it; None where they do not.
+
+    `shape` is that of the examples it was trained on, where it is known.
+    """
+    remedy = remedy_for(inputs, net)
+    if remedy is not None:
+        return f"the model cannot take {kind_of(inputs)} of {shapes_of(inputs)}; {remedy}"
+    if shape is None or not isinstance(inputs, Tensor) or inputs.shape[1:] == tuple(shape):
+        return None
+    given, trained = tuple(inputs.shape), ", ".join(map(str, ("B", *shape)))
+    return f"{kind_of(inputs)} have shape {given}, which the model cannot take; it was trained on ({trained})"
+
+
+def remedy_for(inputs: Inputs, net: nn.Module) -> str | None:
+    """What mends a call that failed, where types, devices or the order of dimensions tell."""
+    kind, tensors = kind_of(inputs), tensors_of(inputs)
+    weights = [weight for weight in net.parameters() if weight.is_floating_point()]
+    floats = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    if weights and floats and floats != {weight.dtype for weight in weights}:
+        # One type for all: other members may well have yet another, and no images are of both.
+        return f"bring every network and the {kind} to float32, each with .float()"
+    if are_images(inputs) and not floats:
+        return "give floats from 0 to 1, or uint8"
+    if weights and any(tensor.device != weights[0].device for tensor in tensors):
+        device = str(weights[0].device)
+        return f"its weights are on {device}, so bring the {kind} there, with .to({device!r})"
+    if not are_images(inputs):
+        return None
+    channels, last = tensors[0].shape[1::2]
+    if last in (1, 3, 4) and channels not in (1, 3, 4):
+        return "give images as (images, channels, height, width), with .permute(0, 3, 1, 2)"
+    first = next((layer.in_channels for layer in net.modules() if isinstance(layer, nn.Conv2d)), channels)
+    if first == channels:
+        return None
+    return f"its first convolution takes {first} channels, and these have {channels}"
