@@ -25,7 +25,7 @@ from ensbridge.training.config import FitConfig, describe_config
 from ensbridge.training.distributed import Engine
 from ensbridge.training.optimizers import Average, Configs, Optimizers, shared_config
 from ensbridge.training.output_cache import CachedData
-from ensbridge.training.state import State
+from ensbridge.training.state import State, max_bytes, read_step, trained_weights
 from ensbridge.training.step import AbstractStep, TimeSplit
 from ensbridge.utils.files import CannotLock, locked, open_folder
 from ensbridge.utils.progress import StepCallback
@@ -120,7 +120,7 @@ def fit(
             if not left:  # a folder that is refused stays as it was
                 lock.unlink(missing_ok=True)
             raise
-        return folder.newest(state.max_bytes())
+        return folder.newest(max_bytes(student, average))
 
     with ExitStack() as held, torch.enable_grad():  # wherever it is called
         held.callback(student.eval)
@@ -223,24 +223,22 @@ def load_trained(
     engine: Engine | None = None,
 ) -> None:
     """Load the weights that `fit` left in a folder; where it is not finished, raises `IncompleteRun`."""
-    data, shared = as_examples(train), shared_config(method, config)
-    total = total_steps(shared, data)
-    state = State(
-        method.student, Optimizers(method, config, total), Average(method.student, method.averages())
-    )
+    data = as_examples(train)
+    total = total_steps(shared_config(method, config), data)
+    student = method.student
+    weights = Average(student, method.averages())
 
     def read() -> dict[str, Tensor]:
-        if not seems_finished(run_dir, shared, len(data)):
+        if not seems_finished(run_dir, shared_config(method, config), len(data)):
             raise IncompleteRun(f"{run_dir} is not finished")
-        checkpoint = RunFolder(run_dir, _describe(method, data, config)).newest(state.max_bytes())
-        if checkpoint:
-            state.load_counts(checkpoint)
-        if checkpoint is None or state.step < total:
-            raise IncompleteRun(f"{run_dir} is at step {state.step} of {total}")
-        return state.weights(checkpoint)
+        checkpoint = RunFolder(run_dir, _describe(method, data, config)).newest(max_bytes(student, weights))
+        step = 0 if checkpoint is None else read_step(checkpoint, total)
+        if checkpoint is None or step < total:
+            raise IncompleteRun(f"{run_dir} is at step {step} of {total}")
+        return trained_weights(checkpoint, student, weights)
 
-    method.student.load_state_dict(engine.broadcast(read) if engine else read())
-    method.student.eval()
+    student.load_state_dict(engine.broadcast(read) if engine else read())
+    student.eval()
 
 
 def seems_finished(run_dir: Path | str, config: FitConfig, images: int) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,7 +45,9 @@ class State:
             "average": self.average.tensors,
             "optimizer": self.optimizers.tensors(),
         }
-        return {f"{part}/{name}": held for part, tensors in parts.items() for name, held in tensors.items()}
+        return {
+            f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()
+        }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load saved tensors, in place where they exist: a captured step keeps using the same memory."""
@@ -80,28 +83,46 @@ class State:
 
         The tensors are left for `load`, which the steps may have to be prepared for.
         """
-        try:
+        with _refused(checkpoint):
             step, count, sums = _counts(checkpoint.metadata, self.optimizers.total)
             parts = _parts(checkpoint.tensors)
             _check_same("student", parts["student"], self.student.state_dict())
             _check_same("average", parts["average"], self.average.tensors)
             self.optimizers.check(parts["optimizer"], step)
-        except ValueError as error:
-            raise ValueError(
-                f"{checkpoint.path} is whole but not of this run: {error}; move it away and run again, which "
-                "resumes from the checkpoint before it"
-            ) from error
         self.step, self.count, self.sums = step, count, sums
 
-    def weights(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
-        """The student's weights in a checkpoint, averaged where there is an average."""
-        parts = _parts(checkpoint.tensors)
-        return {**parts["student"], **parts["average"]}
 
-    def max_bytes(self) -> int:
-        """More than a checkpoint can have: two more of each weight for Adam, and a header."""
-        tensors = [*self.student.state_dict().values(), *self.average.tensors.values()]
-        return 3 * sum(tensor.nbytes + 1000 for tensor in tensors) + 2**20
+def max_bytes(student: torch.nn.Module, average: Average) -> int:
+    """More than a checkpoint of a student can have: two more of each weight for Adam, and a header."""
+    tensors = [*student.state_dict().values(), *average.tensors.values()]
+    return 3 * sum(tensor.nbytes + 1000 for tensor in tensors) + 2**20
+
+
+def read_step(checkpoint: Checkpoint, total: int) -> int:
+    """The step of a checkpoint of a run of so many steps."""
+    with _refused(checkpoint):
+        return _counts(checkpoint.metadata, total)[0]
+
+
+def trained_weights(checkpoint: Checkpoint, student: torch.nn.Module, average: Average) -> dict[str, Tensor]:
+    """A student's weights in a checkpoint, averaged where there is an average."""
+    with _refused(checkpoint):
+        parts = _parts(checkpoint.tensors)
+        _check_same("student", parts["student"], student.state_dict())
+        _check_same("average", parts["average"], average.tensors)
+    return {**parts["student"], **parts["average"]}
+
+
+@contextmanager
+def _refused(checkpoint: Checkpoint) -> Iterator[None]:
+    """An error of what a checkpoint holds names its file and what to do."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            f"{checkpoint.path} is whole but not of this run: {error}; move it away and run again, which "
+            "resumes from the checkpoint before it"
+        ) from error
 
 
 def _counts(metadata: Mapping[str, str], total: int) -> tuple[int, int, dict[str, float]]:
@@ -143,4 +164,6 @@ def _check_same(part: str, there: Mapping[str, Tensor], here: Mapping[str, Tenso
 
 
 def _layout(tensor: Tensor | None) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch.") if tensor is not None else "missing"
+    return (
+        "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    )
