@@ -252,6 +252,26 @@ def pair_on_digits() -> Iterator[Sequence[str]]:
 
 
 @lines
+def controls() -> Iterator[Sequence[str]]:
+    """Every control on digits beside the pair: means over sets of members."""
+    document = read("controls.json")
+    above = {row["of"]: row for row in document["above"]}
+    for name in dict.fromkeys(row["model"] for row in document["rows"]):
+        rows = [row for row in document["rows"] if row["model"] == name]
+        scores = [
+            with_error(mean(row[key] for row in rows), stdev(row[key] for row in rows), digits)
+            for key, digits in (("acc", 2), ("nll", 3), ("cnll", 3))
+        ]
+        difference = above.get(name)
+        gain, count = "", ""
+        if difference:
+            errors = f"{difference['se_sets']:.3f} / {difference['se_images']:.3f}"
+            gain = f"{difference['nll']:+.3f} ± {errors}".replace("-", "−")
+            count = f"{sum(value > 0 for value in difference['sets'])} of {len(difference['sets'])}"
+        yield name, f"{rows[0]['macs_ratio']:.2f}", *scores, gain, count
+
+
+@lines
 def best(part: str) -> Iterator[Sequence[str]]:
     """Every model of the best for the cost on CIFAR-10, means over seeds."""
     digits = {"acc": 2, "nll": 4, "cnll": 4, "ece": 4, "calibrated_ece": 4}
@@ -426,7 +446,7 @@ def soak(part: str, name: str = "") -> str:
 CALLED: tuple[Callable[..., str], ...] = (  # by templates
     *(ten, second_set, switch, switches_of_members, corrupted, run),
     *(hundred, hundred_gain, shipped, table, levers, lever_models, pair_on_digits, choice, lowest),
-    *(best, best_differences, tried),
+    *(best, best_differences, tried, controls),
     *(detections, far, abstaining, correlations, images_of),
     *(not_run, not_run_total, not_run_images),
     *(counted, total, soak),
