@@ -15,6 +15,7 @@ from torch import nn
 from ensbridge.data.augment import Augment
 from ensbridge.data.examples import ExampleSet, ImageSet
 from ensbridge.models.features import find_module, read_logits, uncompiled
+from ensbridge.models.input_checks import NO_VALUES
 from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.training.config import FitConfig, Precision, derive_seed
 from ensbridge.utils.devices import device_of, find_device
@@ -97,9 +98,7 @@ def training_device(nets: Sequence[nn.Module], device: torch.device | str | None
     """The device that is asked for, or a GPU, or else where the first of the networks is."""
     for number, net in enumerate(nets, 1):
         if any(weight.is_meta for weight in (*net.parameters(), *net.buffers())):
-            raise ValueError(
-                f"member {number} has weights on the device 'meta', which hold no values; load them first"
-            )
+            raise ValueError(f"member {number} {NO_VALUES}")
     if device is None:
         device = "cuda" if torch.cuda.is_available() else device_of(nets[0])
     return find_device(device)
