@@ -28,7 +28,8 @@ def predict(
         typer.Argument(
             metavar="INPUT",
             help="Image files (PNG, JPEG, BMP, WEBP or PPM), folders, quoted globs, parquet, .npz, "
-            "webdataset tar shards, or - for paths on standard input, one per line.",
+            "webdataset tar shards, or - for paths on standard input, one per line. For a model that takes "
+            "no images: CSV, parquet or .npz with a row for each example.",
         ),
     ],
     out: Annotated[
@@ -72,7 +73,7 @@ def predict(
     device: Device = "cpu",
     quiet: Quiet = False,
 ) -> None:
-    """Predict the classes of images.
+    """Predict the classes of images, or of the rows of tables.
 
     One line of JSON per image: the label and its probability, the same of the source alone, the entropy in
     nats, and the disagreement, the total variation distance between the source's prediction and the model's,
@@ -92,6 +93,7 @@ def predict(
     """
     from ensbridge.deploy.export import parse_shape
     from ensbridge.deploy.predict_inputs import open_inputs
+    from ensbridge.deploy.predict_rows import rows_of
     from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
 
     means, stds = numbers("mean", mean), numbers("std", std)
@@ -105,7 +107,7 @@ def predict(
         batch,
         top_k,
     )
-    sources = open_inputs(inputs, sys.stdin)
+    sources = open_inputs(inputs, sys.stdin, rows_of(model, config.image_shape))
     if out is not None:
         _predict_to_folder(config, sources, out, format, engine, workers, quiet)
         return
@@ -119,7 +121,7 @@ def predict(
             failed += 1
             tell(outcome)
         else:
-            print(outcome.to_json(name), flush=True)
+            print(outcome.to_json(name, predictor.kind), flush=True)
     if failed:
         raise typer.Exit(2)
 
@@ -134,10 +136,10 @@ def _predict_to_folder(
     quiet: bool,
 ) -> None:
     """Predict into a folder, and say how many images there were."""
-    from ensbridge.deploy.predict_folder import UNREADABLE, predict_to_folder
+    from ensbridge.deploy.predict_folder import UNREADABLE, kind_of, predict_to_folder
 
     with progress_bars(quiet) as bars:
-        images, unreadable = predict_to_folder(
+        count, unreadable = predict_to_folder(
             config,
             sources,
             out,
@@ -146,9 +148,9 @@ def _predict_to_folder(
             workers=workers,
             progress=bars.stage,
         )
-    say(f"{out}: {images:,} images, {images - unreadable:,} predicted")
+    say(f"{out}: {count:,} {kind_of(sources)}, {count - unreadable:,} predicted")
     if unreadable:
-        tell(f"{unreadable:,} images could not be read; they are listed in {out / UNREADABLE}")
+        tell(f"{unreadable:,} {kind_of(sources)} could not be read; they are listed in {out / UNREADABLE}")
 
 
 @app.command()

@@ -21,7 +21,7 @@ from ensbridge.deploy.saving.description import LARGEST_IMAGE
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.named import ImageInput, input_of
 from ensbridge.utils.files import read_file
-from ensbridge.utils.inputs import to_network
+from ensbridge.utils.inputs import Inputs, to_network
 from ensbridge.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-Content = Path | bytes | np.ndarray | Unreadable
+Row = tuple[np.ndarray, ...]  # what a model that takes no images is called with, for one example
+Content = Path | bytes | np.ndarray | Unreadable | Row
 Entry = tuple[str, Content]  # an image's name, and its file, that file's content or its pixels
 NAMED = 5  # of the images without a prediction
 
@@ -56,17 +57,17 @@ class Prediction:
     disagreement: float  # total variation between source and model, from 0 (the same) to 1
     top_k: tuple[tuple[str, float], ...] | None = None  # the likeliest classes, where they were asked for
 
-    def to_row(self, image: str) -> dict[str, Any]:
-        """A row of a table, in JSON's types."""
-        row = {"image": image, **asdict(self)}
+    def to_row(self, name: str, kind: str = "image") -> dict[str, Any]:
+        """A row of a table, in JSON's types; `kind` is what is named."""
+        row = {kind: name, **asdict(self)}
         best = row.pop("top_k")
         if best is not None:
             row["top_k"] = [{"label": label, "probability": value} for label, value in best]
         return row
 
-    def to_json(self, image: str) -> str:
+    def to_json(self, name: str, kind: str = "image") -> str:
         """One line of JSON."""
-        return json.dumps(self.to_row(image), allow_nan=False)
+        return json.dumps(self.to_row(name, kind), allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -137,31 +138,31 @@ def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
     >>> one.label in ("cat", "dog"), one.probability >= 0.5, 0 <= one.entropy <= 0.6932
     (True, True, True)
     """
-    predictions = _predictions(fast, images)
-    failed = [f"images[{number}]" for number, prediction in enumerate(predictions) if prediction is None]
+    made = predictions(fast, images)
+    failed = [f"images[{number}]" for number, prediction in enumerate(made) if prediction is None]
     if failed:
         more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
         raise ValueError(_not_finite(f"{', '.join(failed[:NAMED])}{more}"))
-    return [prediction for prediction in predictions if prediction is not None]
+    return [prediction for prediction in made if prediction is not None]
 
 
 @torch.no_grad()
-def _predictions(fast: FastEnsemble, images: Tensor, top_k: int | None = None) -> list[Prediction | None]:
-    """A prediction for each image, None where logits are not finite."""
-    both = fast.with_source(to_network(images, fast))
+def predictions(fast: FastEnsemble, inputs: Inputs, top_k: int | None = None) -> list[Prediction | None]:
+    """A prediction for each example, None where logits are not finite."""
+    both = fast.with_source(to_network(inputs, fast))
     log_probs, source = (logits.double().log_softmax(-1).cpu() for logits in both)
     names = fast.class_names or tuple(map(str, range(log_probs.shape[1])))
     if len(names) != (classes := log_probs.shape[1]):
         raise ValueError(
             f"the model has {classes} classes and {len(names)} class_names; save it again with one each"
         )
-    predictions: list[Prediction | None] = []
+    made: list[Prediction | None] = []
     for ours, theirs in zip(log_probs, source, strict=True):
         if ours.isnan().any() or theirs.isnan().any():  # as log_softmax makes of infinity, too
-            predictions.append(None)
+            made.append(None)
             continue
         best = int(ours.argmax())
-        predictions.append(
+        made.append(
             Prediction(
                 label=names[best],
                 class_index=best,
@@ -174,7 +175,7 @@ def _predictions(fast: FastEnsemble, images: Tensor, top_k: int | None = None) -
                 top_k=None if top_k is None else _best_classes(ours, names, top_k),
             )
         )
-    return predictions
+    return made
 
 
 def _best_classes(log_probs: Tensor, names: Sequence[str], count: int) -> tuple[tuple[str, float], ...]:
@@ -301,7 +302,7 @@ def _try_open(entry: Entry, shape: Sequence[int], takes: ImageInput | None) -> t
         if isinstance(content, Path) and reason.startswith((text, as_text(str(content)))):
             return text, reason
         return text, f"{text} cannot be read ({reason}); give a whole image"
-    return text, as_text(content.reason)
+    return text, as_text(content.reason) if isinstance(content, Unreadable) else f"{text} is no image"
 
 
 def as_text(name: str) -> str:
@@ -343,7 +344,7 @@ def _not_finite(images: str) -> str:
 def _predict(fast: FastEnsemble, images: Tensor, top_k: int | None) -> list[Prediction | None]:
     """Predictions, or one sentence if the model is for images of another shape."""
     try:
-        return _predictions(fast, images, top_k)
+        return predictions(fast, images, top_k)
     except RuntimeError as error:  # whatever a network makes of an image that is not for it
         raise ValueError(
             f"the model cannot take images of shape {tuple(images.shape[1:])} ({one_line(error)}); give "

@@ -39,6 +39,7 @@ Engine = Literal["local", "ray"]
 PART = 4096  # images in a part: what a killed run may lose
 BLOCKS = 1000  # of Ray, which has a cost for each
 UNREADABLE = "unreadable.jsonl"
+LISTED = ("image", "row", "error")  # what it has of each
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def predict_to_folder(
         parts = plan_parts(inputs, folder, format, part)
         _check_manifest(folder, config, inputs, format, part)
         left = [one for one in parts if not Path(one.path).is_file()]
-        advance = progress("predict", sum(map(len, inputs)), "images")
+        advance = progress("predict", sum(map(len, inputs)), kind_of(inputs))
         advance(sum(one.stop - one.start for one in parts) - sum(one.stop - one.start for one in left))
         run = _run_local if engine == "local" else _run_ray
         run(config, left, format, advance, workers, worker)
@@ -108,8 +109,13 @@ def predict_to_folder(
         text = "".join(f"{json.dumps(row)}\n" for row in unreadable)
         write_atomically(folder / UNREADABLE, text.encode())
     if damaged:
-        raise ValueError(f"{as_text(damaged[0].reason)}; all other images are predicted in {folder}")
+        raise ValueError(f"{as_text(damaged[0].reason)}; all others are predicted in {folder}")
     return sum(map(len, inputs)), len(unreadable)
+
+
+def kind_of(inputs: Sequence[AbstractInput]) -> str:
+    """What inputs hold: "images", or "rows"."""
+    return next((source.kind for source in inputs if not isinstance(source, Damaged)), AbstractInput.kind)
 
 
 def _check_manifest(
@@ -217,8 +223,8 @@ def _schema(row: dict[str, Any]) -> Any:
     """The types of a row's columns, the same for all parts whatever is missing in one of them."""
     import pyarrow as pa
 
-    kinds = {"class_index": pa.int64(), "image": pa.string(), "error": pa.string()}
-    kinds |= dict.fromkeys(("label", "source_label"), pa.string())
+    kinds = {"class_index": pa.int64()}
+    kinds |= dict.fromkeys(("image", "row", "error", "label", "source_label"), pa.string())
     kinds["top_k"] = pa.list_(pa.struct([("label", pa.string()), ("probability", pa.float64())]))
     return pa.schema([(name, kinds.get(name, pa.float64())) for name in row])
 
@@ -231,9 +237,10 @@ def _unreadable(parts: Sequence[Part], format: Format) -> Iterator[dict[str, str
                 for line in file:
                     if not line.endswith('"error": null}\n'):
                         row = json.loads(line)
-                        yield {"image": row["image"], "error": row["error"]}
+                        yield {name: row[name] for name in LISTED if name in row}
         else:
             from pyarrow import parquet
 
-            table = parquet.read_table(part.path, columns=["image", "error"])
+            names = [name for name in parquet.read_schema(part.path).names if name in LISTED]
+            table = parquet.read_table(part.path, columns=names)
             yield from (row for row in table.to_pylist() if row["error"] is not None)
