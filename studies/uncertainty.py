@@ -6,7 +6,7 @@ The networks are the five members, the two bridges beside the frozen source (KL,
 zoo's: the distilled network and its two bridges. All predict at temperature 1, as members have none of their
 own. Nothing is trained or chosen. The images are 5,000 of CIFAR-10's test images, 2,000 of its validation
 images, 2,000 of CIFAR-100's test images (near OOD), and digits, noise and textures (far OOD). OUT gets the
-predictions in parts of 500 images, so that a killed run resumes; on one core it takes about an hour.
+predictions in parts of 500 images, so that a killed run resumes; on one core it takes about half an hour.
 """
 
 from __future__ import annotations
