@@ -16,7 +16,7 @@ from torch import Tensor
 import _tiny
 import ensbridge as eb
 from ensbridge import cli
-from ensbridge.deploy.batch import Prediction, predictions
+from ensbridge.deploy.batch import Prediction, each_prediction
 from ensbridge.deploy.predict_inputs import open_inputs
 from ensbridge.deploy.predict_rows import rows_of
 from ensbridge.deploy.predict_tables import Damaged
@@ -94,7 +94,7 @@ def run(*words: object) -> int:
 
 def expected(models: Mapping[str, Path], kind: str) -> list[Prediction]:
     fast = eb.load(models[kind], allow=["row_nets"])
-    return [prediction for prediction in predictions(fast, GIVEN[kind][1]) if prediction is not None]
+    return [prediction for prediction in each_prediction(fast, GIVEN[kind][1]) if prediction is not None]
 
 
 def csv_rows(path: Path) -> None:
@@ -197,7 +197,7 @@ def test_sequences_may_have_any_length_and_an_unknown_token_stops_nothing(
     fast = eb.load(models["texts"], allow=["row_nets"])
     for number, row in rows.items():
         one = torch.tensor([ids[number]])
-        (alone,) = predictions(fast, {"input_ids": one, "attention_mask": torch.ones_like(one)})
+        (alone,) = each_prediction(fast, {"input_ids": one, "attention_mask": torch.ones_like(one)})
         assert alone is not None
         assert row["probability"] == pytest.approx(alone.probability, abs=1e-6)
 

@@ -138,16 +138,16 @@ def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
     >>> one.label in ("cat", "dog"), one.probability >= 0.5, 0 <= one.entropy <= 0.6932
     (True, True, True)
     """
-    made = predictions(fast, images)
-    failed = [f"images[{number}]" for number, prediction in enumerate(made) if prediction is None]
+    predictions = each_prediction(fast, images)
+    failed = [f"images[{number}]" for number, prediction in enumerate(predictions) if prediction is None]
     if failed:
         more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
         raise ValueError(_not_finite(f"{', '.join(failed[:NAMED])}{more}"))
-    return [prediction for prediction in made if prediction is not None]
+    return [prediction for prediction in predictions if prediction is not None]
 
 
 @torch.no_grad()
-def predictions(fast: FastEnsemble, inputs: Inputs, top_k: int | None = None) -> list[Prediction | None]:
+def each_prediction(fast: FastEnsemble, inputs: Inputs, top_k: int | None = None) -> list[Prediction | None]:
     """A prediction for each example, None where logits are not finite."""
     both = fast.with_source(to_network(inputs, fast))
     log_probs, source = (logits.double().log_softmax(-1).cpu() for logits in both)
@@ -156,13 +156,13 @@ def predictions(fast: FastEnsemble, inputs: Inputs, top_k: int | None = None) ->
         raise ValueError(
             f"the model has {classes} classes and {len(names)} class_names; save it again with one each"
         )
-    made: list[Prediction | None] = []
+    predictions: list[Prediction | None] = []
     for ours, theirs in zip(log_probs, source, strict=True):
         if ours.isnan().any() or theirs.isnan().any():  # as log_softmax makes of infinity, too
-            made.append(None)
+            predictions.append(None)
             continue
         best = int(ours.argmax())
-        made.append(
+        predictions.append(
             Prediction(
                 label=names[best],
                 class_index=best,
@@ -175,7 +175,7 @@ def predictions(fast: FastEnsemble, inputs: Inputs, top_k: int | None = None) ->
                 top_k=None if top_k is None else _best_classes(ours, names, top_k),
             )
         )
-    return made
+    return predictions
 
 
 def _best_classes(log_probs: Tensor, names: Sequence[str], count: int) -> tuple[tuple[str, float], ...]:
@@ -344,7 +344,7 @@ def _not_finite(images: str) -> str:
 def _predict(fast: FastEnsemble, images: Tensor, top_k: int | None) -> list[Prediction | None]:
     """Predictions, or one sentence if the model is for images of another shape."""
     try:
-        return predictions(fast, images, top_k)
+        return each_prediction(fast, images, top_k)
     except RuntimeError as error:  # whatever a network makes of an image that is not for it
         raise ValueError(
             f"the model cannot take images of shape {tuple(images.shape[1:])} ({one_line(error)}); give "

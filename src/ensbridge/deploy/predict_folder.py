@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from ensbridge.deploy.batch import as_text
 from ensbridge.deploy.predict_inputs import MANIFEST
+from ensbridge.deploy.predict_rows import RowFile
 from ensbridge.deploy.predict_tables import AbstractInput, Damaged
 from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
 from ensbridge.deploy.saving.places import find_model
@@ -115,7 +116,7 @@ def predict_to_folder(
 
 def kind_of(inputs: Sequence[AbstractInput]) -> str:
     """What inputs hold: "images", or "rows"."""
-    return next((source.kind for source in inputs if not isinstance(source, Damaged)), AbstractInput.kind)
+    return "rows" if any(isinstance(source, RowFile) for source in inputs) else "images"
 
 
 def _check_manifest(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby, islice
+from functools import partial
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -19,12 +21,11 @@ from torch import Tensor
 
 from ensbridge.data.entries import LABEL_KEYS
 from ensbridge.data.npy import Header, read_header
-from ensbridge.deploy.batch import Entry, Prediction, Row, Unreadable, as_text, predictions
-from ensbridge.deploy.predict_tables import AbstractTable, check_row_groups, stamp_of
+from ensbridge.deploy.batch import Entry, Prediction, Row, Unreadable, as_text, each_prediction
+from ensbridge.deploy.predict_tables import LARGEST_ROW_GROUP, AbstractTable
 from ensbridge.deploy.saving.description import read_description
 from ensbridge.deploy.saving.places import find_model
 from ensbridge.models.fast_ensemble import FastEnsemble
-from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_regular_file
 from ensbridge.utils.input_specs import DType, InputSpec
 from ensbridge.utils.inputs import Inputs
@@ -60,21 +61,6 @@ def rows_of(model: str, image_shape: Sequence[int] | None) -> Specs | None:
     return row_specs(facts.image_shape if image_shape is None else image_shape, facts.input_specs)
 
 
-def open_rows(path: str, specs: Specs) -> AbstractTable:
-    """The rows of a file; ValueError says what is wrong with it."""
-    kind = path.lower()
-    if kind.endswith(".csv"):
-        return CsvRows.open(path, specs)
-    if kind.endswith(".npz"):
-        return NpzRows.open(path, specs)
-    if not kind.endswith(".parquet"):
-        raise ValueError(
-            f"{path} is no CSV, parquet or .npz; the model takes {_words(specs)}, in rows of these"
-        )
-    need("parquet")
-    return ParquetColumns.open(path, specs)
-
-
 def predict_rows(
     fast: FastEnsemble, entries: Iterable[Entry], specs: Specs, *, batch: int, top_k: int | None = None
 ) -> Iterator[tuple[str, Prediction | str]]:
@@ -104,7 +90,7 @@ def _predict_alike(
     if specs[0].name is not None:
         inputs = {str(spec.name): part for spec, part in zip(specs, parts, strict=True)}
     try:
-        made = predictions(fast, inputs, top_k)
+        made = each_prediction(fast, inputs, top_k)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # such as a token that has no number
@@ -196,14 +182,11 @@ def _joined(values: Sequence[Any], specs: Specs) -> Row | Unreadable:
 
 
 @dataclass(frozen=True)
-class AbstractRows(AbstractTable):
+class RowFile(AbstractTable):
     """A file with a row for each example."""
 
-    specs: Specs
-    columns: tuple[str, ...]
     rows: int
-
-    kind = "rows"
+    entries: Callable[[int, int], Iterator[Entry]]  # from start to stop; a picklable one
 
     @property
     def name(self) -> str:
@@ -213,46 +196,51 @@ class AbstractRows(AbstractTable):
     def __len__(self) -> int:
         return self.rows
 
-
-@dataclass(frozen=True)
-class CsvRows(AbstractRows):
-    """Rows of numbers with commas between them, below names of columns or without these."""
-
-    indices: tuple[int, ...]
-    header: bool
-
-    @classmethod
-    def open(cls, path: str, specs: Specs) -> CsvRows:
-        """Look at a file's first line, and count the others."""
-        with _csv(path) as lines:
-            first = next(lines, None)
-            if first is None:
-                raise ValueError(f"{path} is empty; give a row of numbers for each example")
-            header = not all(map(_is_number, first))
-            names = [cell.strip() for cell in first] if header else [f"column {n}" for n in range(len(first))]
-            columns = _columns(path, names, specs)
-            rows = sum(1 for _ in lines) + (not header)
-            with open_regular_file(Path(path)) as file:
-                stamp = stamp_of(path, file)
-        return cls(path, stamp, specs, columns, rows, tuple(map(names.index, columns)), header)
-
     def _read(self, start: int, stop: int) -> Iterator[Entry]:
-        with _csv(self.path) as lines:
-            chosen = islice(lines, start + self.header, stop + self.header)
-            for number, cells in enumerate(chosen, start):
-                name = f"{self.path}#{number}"
-                try:
-                    yield name, _joined([float(cells[index]) for index in self.indices], self.specs)
-                except (ValueError, IndexError) as error:
-                    reason = "it has too few columns" if isinstance(error, IndexError) else one_line(error)
-                    yield name, Unreadable(f"{name} cannot be read ({reason}); give numbers alone")
+        return self.entries(start, stop)
 
 
-@contextmanager
-def _csv(path: str) -> Iterator[Iterator[list[str]]]:
+def open_rows(path: str, specs: Specs) -> RowFile:
+    """The rows of a file; ValueError says what is wrong with it."""
+    kind = path.lower()
+    if not kind.endswith(ROW_FILES):
+        raise ValueError(f"{path} is no CSV, parquet or .npz; the model takes rows of {_words(specs)}")
+    look = _csv_file if kind.endswith(".csv") else _npz_file if kind.endswith(".npz") else _parquet_file
+    with open_regular_file(Path(path)) as file:
+        status = os.fstat(file.fileno())
+        rows, entries = look(path, specs, file)
+    return RowFile(path, f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}", rows, entries)
+
+
+def _csv_file(path: str, specs: Specs, file: IO[bytes]) -> tuple[int, Callable[[int, int], Iterator[Entry]]]:
+    """Rows of numbers with commas between them, below names of columns or without these."""
+    lines = _cells(path, file)
+    first = next(lines, None)
+    if first is None:
+        raise ValueError(f"{path} is empty; give a row of numbers for each example")
+    header = not all(map(_is_number, first))
+    names = [cell.strip() for cell in first] if header else [f"column {n}" for n in range(len(first))]
+    columns = tuple(map(names.index, _columns(path, names, specs)))
+    return sum(1 for _ in lines) + (not header), partial(_csv_rows, path, specs, columns, header)
+
+
+def _csv_rows(
+    path: str, specs: Specs, columns: Sequence[int], header: bool, start: int, stop: int
+) -> Iterator[Entry]:
+    with open_regular_file(Path(path)) as file:
+        for number, cells in enumerate(islice(_cells(path, file), start + header, stop + header), start):
+            name = f"{path}#{number}"
+            try:
+                yield name, _joined([float(cells[index]) for index in columns], specs)
+            except (ValueError, IndexError) as error:
+                reason = "it has too few columns" if isinstance(error, IndexError) else one_line(error)
+                yield name, Unreadable(f"{name} cannot be read ({reason}); give numbers alone")
+
+
+def _cells(path: str, file: IO[bytes]) -> Iterator[list[str]]:
     """The rows of a CSV file as text; empty lines are none."""
-    with open_regular_file(Path(path)) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
-        yield (cells for cells in csv.reader(_lines(path, text)) if cells)
+    text = io.TextIOWrapper(file, "utf-8-sig")
+    return (cells for cells in csv.reader(_lines(path, text)) if cells)
 
 
 def _lines(path: str, text: io.TextIOWrapper) -> Iterator[str]:
@@ -270,80 +258,73 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class ParquetColumns(AbstractRows):
+def _parquet_file(
+    path: str, specs: Specs, file: IO[bytes]
+) -> tuple[int, Callable[[int, int], Iterator[Entry]]]:
     """Columns of numbers, or of lists of them."""
+    from pyarrow import parquet
 
-    @classmethod
-    def open(cls, path: str, specs: Specs) -> ParquetColumns:
-        """Look at what a file holds."""
-        from pyarrow import parquet
-
-        with open_regular_file(Path(path)) as file, parquet.ParquetFile(file) as table:
-            check_row_groups(path, table.metadata)
-            columns = _columns(path, table.schema_arrow.names, specs)
-            return cls(path, stamp_of(path, file), specs, columns, table.metadata.num_rows)
-
-    def _read(self, start: int, stop: int) -> Iterator[Entry]:
-        from pyarrow import parquet
-
-        with open_regular_file(Path(self.path)) as content, parquet.ParquetFile(content) as file:
-            row = 0
-            for group in range(file.num_row_groups):
-                count = file.metadata.row_group(group).num_rows
-                if row < stop and row + count > start:
-                    columns, first = list(self.columns), row
-                    for batch in file.iter_batches(READ_TOGETHER, row_groups=[group], columns=columns):
-                        for number in range(max(start - first, 0), min(stop - first, batch.num_rows)):
-                            values = [batch.column(name)[number].as_py() for name in columns]
-                            yield self._entry(first + number, values)
-                        first += batch.num_rows
-                row += count
-
-    def _entry(self, number: int, values: Sequence[Any]) -> Entry:
-        name = f"{self.path}#{number}"
-        if any(value is None for value in values):
-            return name, Unreadable(f"{name} cannot be read (a number is missing); give all of them")
-        return name, _joined(values, self.specs)
+    with parquet.ParquetFile(file) as table:
+        groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
+        if max((group.total_byte_size for group in groups), default=0) > LARGEST_ROW_GROUP:
+            raise ValueError(
+                f"{path} has a group of rows of more than {LARGEST_ROW_GROUP:,} bytes; write smaller ones"
+            )
+        columns = _columns(path, table.schema_arrow.names, specs)
+        return table.metadata.num_rows, partial(_parquet_rows, path, specs, columns)
 
 
-@dataclass(frozen=True)
-class NpzRows(AbstractRows):
+def _parquet_rows(path: str, specs: Specs, columns: Sequence[str], start: int, stop: int) -> Iterator[Entry]:
+    from pyarrow import parquet
+
+    with open_regular_file(Path(path)) as content, parquet.ParquetFile(content) as file:
+        first = 0
+        for group in range(file.num_row_groups):
+            count = file.metadata.row_group(group).num_rows
+            if first < stop and first + count > start:
+                batches = file.iter_batches(READ_TOGETHER, row_groups=[group], columns=list(columns))
+                rows = (zip(*(batch.column(name) for name in columns), strict=True) for batch in batches)
+                for number, values in enumerate(chain.from_iterable(rows), first):
+                    if start <= number < stop:
+                        yield _parquet_entry(f"{path}#{number}", [value.as_py() for value in values], specs)
+            first += count
+
+
+def _parquet_entry(name: str, values: Sequence[Any], specs: Specs) -> Entry:
+    if any(value is None for value in values):
+        return name, Unreadable(f"{name} cannot be read (a number is missing); give all of them")
+    return name, _joined(values, specs)
+
+
+def _npz_file(path: str, specs: Specs, file: IO[bytes]) -> tuple[int, Callable[[int, int], Iterator[Entry]]]:
     """Arrays whose first dimension counts examples."""
+    with zipfile.ZipFile(file) as archive:
+        sizes = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+        headers: dict[str, Header] = {}
+        for name in _columns(path, list(sizes), specs):
+            with archive.open(sizes[name]) as content:
+                headers[name] = read_header(content, sizes[name].file_size)
+    rows = {header.shape[:1] for header in headers.values()}
+    if len(rows) > 1 or () in rows or any(header.columns_first for header in headers.values()):
+        raise ValueError(f"{path} has no arrays of one row an example; save such, of as many rows each")
+    if max(math.prod(header.shape[1:]) * header.dtype.itemsize for header in headers.values()) > LARGEST_ROW:
+        raise ValueError(f"{path} has rows of more than {LARGEST_ROW:,} bytes; save smaller ones")
+    return rows.pop()[0], partial(_npz_rows, path, specs, headers)
 
-    headers: tuple[Header, ...]
 
-    @classmethod
-    def open(cls, path: str, specs: Specs) -> NpzRows:
-        """Look at the arrays of a file."""
-        with open_regular_file(Path(path)) as file, zipfile.ZipFile(file) as archive:
-            sizes = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            columns, headers = _columns(path, list(sizes), specs), []
-            for name in columns:
-                with archive.open(sizes[name]) as content:
-                    headers.append(read_header(content, sizes[name].file_size))
-            stamp = stamp_of(path, file)
-        rows = {header.shape[:1] for header in headers}
-        if len(rows) > 1 or () in rows or any(header.columns_first for header in headers):
-            raise ValueError(f"{path} has no arrays of one row an example; save such, of as many rows each")
-        if max(math.prod(header.shape[1:]) * header.dtype.itemsize for header in headers) > LARGEST_ROW:
-            raise ValueError(f"{path} has rows of more than {LARGEST_ROW:,} bytes; save smaller ones")
-        return cls(path, stamp, specs, columns, rows.pop()[0], tuple(headers))
+def _npz_rows(
+    path: str, specs: Specs, headers: Mapping[str, Header], start: int, stop: int
+) -> Iterator[Entry]:
+    with ExitStack() as opened:
+        content = opened.enter_context(open_regular_file(Path(path)))
+        archive = opened.enter_context(zipfile.ZipFile(content))
+        files = {name: opened.enter_context(archive.open(f"{name}.npy")) for name in headers}
 
-    def _read(self, start: int, stop: int) -> Iterator[Entry]:
-        with ExitStack() as opened:
-            content = opened.enter_context(open_regular_file(Path(self.path)))
-            archive = opened.enter_context(zipfile.ZipFile(content))
-            arrays = []
-            for name, header in zip(self.columns, self.headers, strict=True):
-                file = opened.enter_context(archive.open(f"{name}.npy"))
-                shape, dtype = header.shape[1:], header.dtype
-                size = math.prod(shape) * dtype.itemsize
-                file.seek(header.start + start * size)
-                arrays.append((file, shape, dtype, size))
-            for number in range(start, stop):
-                values = [
-                    np.frombuffer(file.read(size), dtype).reshape(shape)
-                    for file, shape, dtype, size in arrays
-                ]
-                yield f"{self.path}#{number}", _joined(values, self.specs)
+        def row(name: str) -> np.ndarray:
+            shape, dtype = headers[name].shape[1:], headers[name].dtype
+            return np.frombuffer(files[name].read(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+
+        for name, header in headers.items():
+            files[name].seek(header.start + start * math.prod(header.shape[1:]) * header.dtype.itemsize)
+        for number in range(start, stop):
+            yield f"{path}#{number}", _joined([row(name) for name in headers], specs)

@@ -34,8 +34,6 @@ _HEADERS += (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 class AbstractInput(ABC):
     """Images in a fixed order, of which any part can be read without the others being held."""
 
-    kind = "images"  # or "rows"
-
     @property
     @abstractmethod
     def name(self) -> str:
@@ -103,8 +101,7 @@ class AbstractTable(AbstractInput):
             yield name, Unreadable(f"{name} cannot be read ({reason}); give a whole file")
 
 
-def stamp_of(path: str, file: IO[bytes]) -> str:
-    """By what a file is known again: its path from the root, its size and when it was changed."""
+def _stamp(path: str, file: IO[bytes]) -> str:
     status = os.fstat(file.fileno())
     return f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}"
 
@@ -122,10 +119,16 @@ class ParquetRows(AbstractTable):
         from pyarrow import parquet
 
         with open_regular_file(Path(path)) as file, parquet.ParquetFile(file) as table:
-            check_row_groups(path, table.metadata)
+            groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
+            largest = max((group.total_byte_size for group in groups), default=0)
+            if largest > LARGEST_ROW_GROUP:
+                raise ValueError(
+                    f"{path} has {largest:,} bytes in a group of rows, and at most {LARGEST_ROW_GROUP:,} are "
+                    "read; write it with smaller groups"
+                )
             column = columns_of(table.schema_arrow, path)[0]
             _check_dictionaries(path, column, file, table.metadata)
-            return cls(path, stamp_of(path, file), column, table.metadata.num_rows)
+            return cls(path, _stamp(path, file), column, table.metadata.num_rows)
 
     @property
     def name(self) -> str:
@@ -155,17 +158,6 @@ class ParquetRows(AbstractTable):
                 if row >= start:
                     yield f"{self.path}#{row}", _image_of(batch.column(0)[0].as_py(), f"{self.path}#{row}")
                 row += 1
-
-
-def check_row_groups(path: str, metadata: Any) -> None:
-    """Refuse a parquet file of too large groups of rows."""
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    largest = max((group.total_byte_size for group in groups), default=0)
-    if largest > LARGEST_ROW_GROUP:
-        raise ValueError(
-            f"{path} has {largest:,} bytes in a group of rows, and at most {LARGEST_ROW_GROUP:,} are read; "
-            "write it with smaller groups"
-        )
 
 
 def _check_dictionaries(path: str, column: str, file: IO[bytes], metadata: Any) -> None:
@@ -210,7 +202,7 @@ class NpzImages(AbstractTable):
         """The arrays of images in a file: those whose names end with "images"."""
         arrays = []
         with open_regular_file(Path(path)) as file, zipfile.ZipFile(file) as archive:
-            stamp = stamp_of(path, file)
+            stamp = _stamp(path, file)
             for entry in archive.infolist():
                 if entry.filename.removesuffix(".npy").endswith("images"):
                     with archive.open(entry) as content:
@@ -276,7 +268,7 @@ class TarImages(AbstractTable):
             open_regular_file(Path(path)) as file,
             _Archive.open(fileobj=file, mode="r:*") as archive,
         ):
-            images = cls(path, stamp_of(path, file), sum(1 for _ in _images_in(archive)))
+            images = cls(path, _stamp(path, file), sum(1 for _ in _images_in(archive)))
             if archive.has_ended:
                 return [images]
         reason = f"{path} has no end behind its {len(images):,} images, so that others may be missing"
