@@ -200,7 +200,7 @@ def main() -> None:
             "python studies/make_uncertainty.py OUT",
         ],
         "environment": {"torch": torch.__version__, "device": f"cpu ({platform.machine()})"},
-        "not run": "ED of the paper's recipe, EnD² and the distilled network's control: no weights were kept",
+        "not run": "ED by the paper's recipe and EnD²: their weights were not kept",
         "images": {name: parts["DE-1"].shape[1] for name, parts in said.items()},
         "abstaining": abstaining(test, wrong, said["test"], said["val"]),
         "detection": detection("errors", right_only, wrong_only),
