@@ -212,7 +212,7 @@ def test_a_saved_model_tells_what_it_is_called_with(
         count_macs(net, first) for net in (fast.source, fast)
     ]
     assert run("predict", "a.png") == 2
-    assert capsys.readouterr().err.count("no images") == 1
+    assert capsys.readouterr().err.count("is no CSV") == 1
 
 
 @pytest.mark.parametrize(("kind", "runtime"), [("tokens", "onnxruntime"), ("two images", "compiled")])
