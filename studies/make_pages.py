@@ -386,7 +386,7 @@ def abstaining() -> Iterator[Sequence[str]]:
     """AURC and AUGRC in thousandths, and prediction sets."""
     for row in read("uncertainty.json")["abstaining"]:
         areas = [with_error(1000 * row[name], 1000 * row[f"{name}_se"], 2) for name in ("aurc", "augrc")]
-        below = [paired(row, f"below {name}", 1000) for name in ("DE-1", "control")]
+        below = [paired(row, f"below {name}", 1000) for name in ("DE-1", "control", "DE-5")]
         sets = [f"{100 * kind['coverage']:.1f} / {kind['size']:.3f}" for kind in row["sets"]]
         yield row["model"], f"{100 * row['acc']:.2f}", *areas, *below, *sets
 
@@ -402,6 +402,70 @@ def correlations(target: str) -> Iterator[Sequence[str]]:
         figures.append("" if partial is None else f"{partial:.2f}")
         if key[1] != "MSP":
             yield *key, *figures
+
+
+def uncertain(part: str, **wanted: str) -> Row:
+    """One row of uncertainty.json."""
+    (row,) = [row for row in read("uncertainty.json")[part] if wanted.items() <= row.items()]
+    return row
+
+
+def auroc(images: str, model: str, score: str = "entropy", digits: int = 2) -> str:
+    """How well a score finds images, in per cent."""
+    return f"{100 * uncertain('detection', images=images, model=model, score=score)['auroc']:.{digits}f}"
+
+
+def auroc_lead(images: str, model: str, score: str, other: str, part: str = "detection") -> str:
+    """By how many points it is better than another model's, or than the model's own entropy."""
+    return signed(uncertain(part, images=images, model=model, score=score)[f"over {other}"], 100, 2)
+
+
+def augrc(model: str) -> str:
+    """The AUGRC of a model, in thousandths."""
+    return f"{1000 * uncertain('abstaining', model=model)['augrc']:.2f}"
+
+
+def augrc_below(model: str, other: str) -> str:
+    """By how much it is lower than another's."""
+    return paired(uncertain("abstaining", model=model), f"below {other}", 1000)
+
+
+def sets_of(model: str, method: str) -> str:
+    """How many classes a model's prediction sets have on average."""
+    kinds = {kind["method"]: kind for kind in uncertain("abstaining", model=model)["sets"]}
+    return f"{kinds[method]['size']:.3f}"
+
+
+def rank(target: str, model: str, score: str, images: str = "test", digits: int = 3) -> str:
+    """A score's rank correlation with an ensemble's mutual information."""
+    row = uncertain("correlation", target=target, model=model, score=score, images=images)
+    return f"{row['rank']:.{digits}f}"
+
+
+def rank_lead(target: str, model: str, score: str, images: str = "test") -> str:
+    """By how much that is larger than entropy's."""
+    row = uncertain("correlation", target=target, model=model, score=score, images=images)
+    return signed(row["over own entropy"], 1, 3)
+
+
+def signed(difference: Sequence[float], scale: float, digits: int) -> str:
+    """A difference with its sign and its error."""
+    value, error = (scale * number for number in difference)
+    return f"{'+' if value > 0 else ''}{with_error(value, error, digits)}"
+
+
+def calibrated_scores() -> str:
+    """AUROC of the distilled networks' scores once calibrated, and what it was before."""
+    rows: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for row in read("uncertainty.json")["recalibrated"]:
+        key = row["model"], f"{row['temperature']:.2f}", SCORES[row["score"]]
+        rows.setdefault(key, {})[row["images"]] = row
+    lines = []
+    for key, sets in rows.items():
+        found = [sets[name] for name in ("errors", "cifar100", *FAR)]
+        figures = [f"{100 * row['auroc']:.1f} ({100 * row['change']:+.1f})" for row in found]
+        lines.append(f"| {cells(*key, *figures)} |".replace("(-", "(−"))
+    return "\n".join(lines)
 
 
 def images_of(name: str) -> str:
@@ -447,7 +511,8 @@ CALLED: tuple[Callable[..., str], ...] = (  # by templates
     *(ten, second_set, switch, switches_of_members, corrupted, run),
     *(hundred, hundred_gain, shipped, table, levers, lever_models, pair_on_digits, choice, lowest),
     *(best, best_differences, tried, controls),
-    *(detections, far, abstaining, correlations, images_of),
+    *(detections, far, abstaining, correlations, images_of, auroc, auroc_lead, augrc, augrc_below),
+    *(sets_of, rank, rank_lead, calibrated_scores),
     *(not_run, not_run_total, not_run_images),
     *(counted, total, soak),
 )

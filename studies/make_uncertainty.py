@@ -11,7 +11,7 @@ import itertools
 import json
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,14 @@ from torch import Tensor
 import ensbridge as eb
 from common import RESULTS
 from ensbridge.metrics import augrc, aurc, auroc_difference, delong, fpr95, rank_correlation
+from make_best import EPOCHS
 from provenance import provenance
 
 OOD = ("cifar100", "digits", "uniform", "gaussian", "textures")
 OTHERS = ("one bridge", "second bridge", "two bridges", "control")
+DISTILLED = ("distilled", "distilled, one bridge", "distilled, two bridges")  # those of the zoo
+SOURCES = dict.fromkeys(OTHERS, "DE-1") | dict.fromkeys(DISTILLED[1:], "distilled")
+AGAINST = ("DE-1", "control", "DE-5", "distilled")
 Rows = list[dict[str, Any]]
 Scores = dict[str, dict[str, Tensor]]  # by model and by name
 
@@ -40,6 +44,8 @@ def read(folder: Path, name: str) -> dict[str, Tensor]:
     bridges = torch.stack([said["bridge 1"], said["bridge 2"]])
     models = {f"DE-{size}": members[:size] for size in range(1, 6)}
     models |= dict(zip(OTHERS, (bridges[:1], bridges[1:], bridges, said["control"][None]), strict=True))
+    pair = torch.stack([said["coarse bridge"], said["fine bridge"]])
+    models |= dict(zip(DISTILLED, (said["distilled"][None], pair[:1], pair), strict=True))
     return models | ({"labels": said["labels"]} if "labels" in said else {})
 
 
@@ -48,19 +54,22 @@ def log_probs_of(parts: Tensor) -> Tensor:
     return eb.ensemble_logit(parts.double()).log_softmax(-1)
 
 
-def scores_of(said: dict[str, Tensor]) -> Scores:
+def scores_of(said: dict[str, Tensor], temperatures: Mapping[str, float] | None = None) -> Scores:
     """Every score of every model: with several parts mutual information, with bridges disagreement."""
     scores: Scores = {}
-    for model in [name for name in said if name != "labels"]:
+    for model in [name for name in said if name in (temperatures or said) and name != "labels"]:
         log_probs = log_probs_of(said[model])
+        if temperatures is not None:
+            log_probs = (log_probs / temperatures[model]).log_softmax(-1)
         scores[model] = {
             "msp": eb.metrics.msp_uncertainty(log_probs),
             "entropy": eb.metrics.entropy(log_probs),
         }
         if len(said[model]) > 1:
             scores[model]["mutual_information"] = eb.metrics.decompose_entropy(said[model]).mutual_information
-        if model in OTHERS:
-            scores[model]["disagreement"] = eb.metrics.total_variation(log_probs, log_probs_of(said["DE-1"]))
+        if model in SOURCES:
+            source = log_probs_of(said[SOURCES[model]])
+            scores[model]["disagreement"] = eb.metrics.total_variation(log_probs, source)
     return scores
 
 
@@ -110,7 +119,7 @@ def abstaining(
             "aurc_se": error_of(lambda two: aurc(*two), two),
             "augrc_se": error_of(lambda two: augrc(*two), two),
         }
-        for other in ("DE-1", "control"):
+        for other in AGAINST:
             four = torch.cat([two, columns[other]])
             row[f"below {other}"] = less(four), error_of(less, four)
         rows.append(row)
@@ -121,6 +130,8 @@ def trained(model: str) -> dict[str, Any]:
     """How a model was trained."""
     if model.startswith("DE-"):
         return provenance("cifar10", "DE", int(model.removeprefix("DE-")), 0)
+    if model in DISTILLED:
+        return provenance("cifar10", "ED" if model == "distilled" else "DBN", 5, 0, EPOCHS)
     seeds = {"second bridge": 1, "two bridges": [0, 1]}
     return provenance("cifar10", "DBN", 1 if model == "control" else 3, seeds.get(model, 0))
 
@@ -133,7 +144,7 @@ def further(three: Tensor) -> float:
 def correlation(images: str, target: str, scores: Scores) -> Rows:
     """Rank correlation of scores with an ensemble's mutual information, and given the source's entropy."""
     truth, base, rows = scores[target]["mutual_information"], scores["DE-1"]["entropy"], []
-    for model, score in [pair for pair in pairs_of(scores) if pair[0] in ("DE-1", *OTHERS)]:
+    for model, score in [pair for pair in pairs_of(scores) if pair[0] in ("DE-1", *OTHERS, *DISTILLED)]:
         value = scores[model][score]
         a, b, c = (rank_correlation(*two) for two in ((value, truth), (value, base), (base, truth)))
         row = {"images": images, "target": target, "model": model, "score": score, "rank": a}
@@ -142,6 +153,34 @@ def correlation(images: str, target: str, scores: Scores) -> Rows:
         row["over own entropy"] = further(three), error_of(further, three)
         row["partial"] = None if model == "DE-1" else (a - b * c) / ((1 - b * b) * (1 - c * c)) ** 0.5
         rows.append(row)
+    return rows
+
+
+def recalibrated(said: dict[str, dict[str, Tensor]], scores: dict[str, Scores]) -> Rows:
+    """What calibration on the validation images changes in the AUROC of the distilled networks' scores."""
+    labels, rows = said["test"]["labels"], []
+    log_probs = {model: log_probs_of(said["val"][model]) for model in DISTILLED}
+    fitted = {
+        model: eb.metrics.fit_temperature(values, said["val"]["labels"])
+        for model, values in log_probs.items()
+    }
+    after = {name: scores_of(parts, fitted) for name, parts in said.items() if name != "val"}
+    for model, temperature in fitted.items():
+        wrong = log_probs_of(said["test"][model]).argmax(1) != labels
+        for score in ("msp", "entropy", *(["disagreement"] if model in SOURCES else [])):
+            for images in ("errors", *OOD):
+                areas, two = [], (torch.empty(0), torch.empty(0))
+                for measured in (scores, after):
+                    low = torch.stack([measured["test"][model][name] for name in (score, "entropy")])
+                    if images == "errors":
+                        two = low[:, ~wrong], low[:, wrong]
+                    else:
+                        other = measured[images][model]
+                        two = low, torch.stack([other[name] for name in (score, "entropy")])
+                    areas.append(delong(two[0][0], two[1][0])[0].item())
+                row = {"model": model, "temperature": temperature, "score": score, "images": images}
+                row |= {"auroc": areas[1], "change": areas[1] - areas[0]}
+                rows.append(row | {"over own entropy": auroc_difference(*two)})
     return rows
 
 
@@ -161,17 +200,18 @@ def main() -> None:
             "python studies/make_uncertainty.py OUT",
         ],
         "environment": {"torch": torch.__version__, "device": f"cpu ({platform.machine()})"},
-        "not run": "ED and EnD²: their weights were not kept",
+        "not run": "ED by the paper's recipe and EnD²: their weights were not kept",
         "images": {name: parts["DE-1"].shape[1] for name, parts in said.items()},
         "abstaining": abstaining(test, wrong, said["test"], said["val"]),
         "detection": detection("errors", right_only, wrong_only),
         "correlation": [],
+        "recalibrated": recalibrated(said, scores),
     }
     for name in OOD:
-        document["detection"] += detection(name, test, scores[name], ("DE-1", "control"))
+        document["detection"] += detection(name, test, scores[name], AGAINST)
     for name, target in itertools.product(scores, ("DE-3", "DE-5")):
         document["correlation"] += correlation(name, target, scores[name])
-    for part in ("abstaining", "detection", "correlation"):
+    for part in ("abstaining", "detection", "correlation", "recalibrated"):
         document[part] = [trained(row["model"]) | row for row in document[part]]
     rounded = json.loads(json.dumps(document), parse_float=lambda digits: round(float(digits), 6))
     text = json.dumps(rounded, indent=1, ensure_ascii=False) + "\n"

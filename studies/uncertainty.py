@@ -2,8 +2,9 @@
 
     python studies/uncertainty.py cifar10 cifar100 OUT
 
-The networks are the five members, the two bridges beside the frozen source (KL, T = 4) and the
-control. Nothing is trained or chosen. The images are 5,000 of CIFAR-10's test images, 2,000 of its validation
+The networks are the five members, the two bridges beside the frozen source (KL, T = 4), the control, and the
+zoo's: the distilled network and its two bridges. All predict at temperature 1, as members have none of their
+own. Nothing is trained or chosen. The images are 5,000 of CIFAR-10's test images, 2,000 of its validation
 images, 2,000 of CIFAR-100's test images (near OOD), and digits, noise and textures (far OOD). OUT gets the
 predictions in parts of 500 images, so that a killed run resumes; on one core it takes about half an hour.
 """
@@ -26,12 +27,21 @@ PART = 500
 
 
 def networks() -> dict[str, torch.nn.Module]:
-    """What is run, all bridges beside the same source."""
+    """What is run: the members, each bridge beside the first of them, and the zoo's."""
     members = members_of(None, eb.experiments.cifar10())
-    all_three = frozen_with("1", "2", "control")
-    bridges = zip(("bridge 1", "bridge 2", "control"), all_three.each_bridge(), strict=True)
-    fast = {name: eb.FastEnsemble(members.source, [bridge], all_three.feature) for name, bridge in bridges}
-    return {f"member {number}": net for number, net in enumerate(members.members, 1)} | fast
+    nets = {f"member {number}": net for number, net in enumerate(members.members, 1)}
+    nets |= one_by_one(frozen_with("1", "2", "control"), members.source, "bridge 1", "bridge 2", "control")
+    shipped = eb.load("zoo:cifar10-2")
+    nets["distilled"] = eb.FastEnsemble(shipped.source)
+    return nets | one_by_one(shipped, shipped.source, "coarse bridge", "fine bridge")
+
+
+def one_by_one(fast: eb.FastEnsemble, source: torch.nn.Module, *names: str) -> dict[str, torch.nn.Module]:
+    """Each bridge alone beside the source, which they share, at temperature 1."""
+    bridges = zip(names, fast.each_bridge(), strict=True)
+    return {
+        name: eb.FastEnsemble(source, [bridge], fast.features, temperature=1.0) for name, bridge in bridges
+    }
 
 
 def image_sets(data: str, near: str) -> dict[str, eb.data.ImageSet]:

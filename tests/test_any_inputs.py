@@ -212,7 +212,7 @@ def test_a_saved_model_tells_what_it_is_called_with(
         count_macs(net, first) for net in (fast.source, fast)
     ]
     assert run("predict", "a.png") == 2
-    assert capsys.readouterr().err.count("no images") == 1
+    assert capsys.readouterr().err.count("is no CSV") == 1
 
 
 @pytest.mark.parametrize(("kind", "runtime"), [("tokens", "onnxruntime"), ("two images", "compiled")])
@@ -366,7 +366,7 @@ def test_only_what_has_something_between_is_mixed() -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["coarse_label", "Class", "my_targets"])
+@pytest.mark.parametrize("key", ["coarse_label", "Class", "my_targets", "category"])
 def test_labels_under_other_keys_are_not_dropped(key: str) -> None:
     entry = {"image": torch.rand(4, 1, 4, 4), key: labels(4)}
     with pytest.raises(ValueError, match=f"{key}.*fine_label"):

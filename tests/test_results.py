@@ -147,6 +147,11 @@ def test_what_the_docs_say_of_disagreement_is_what_was_measured() -> None:
         " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
         for name in ("how-it-works.md", "your-own-models.md")
     )
+    shipped = [
+        value("detection", "auroc", images=images, model="distilled, one bridge", score=score)
+        for images in ("errors", "cifar100")
+        for score in ("disagreement", "entropy")
+    ]
     ours, entropy, control = (f"{rank:.2f}" for rank in ranks)
     assert f"is {ours}; that of the model's entropy is {entropy}" in how
     assert f"which knows no members, {control}." in how
@@ -156,4 +161,8 @@ def test_what_the_docs_say_of_disagreement_is_what_was_measured() -> None:
     )
     assert f"(AUROC {percent[0]} against {percent[1]})" in how
     assert f"({percent[2]} against {percent[3]})" in how
+    of_zoo = [f"{100 * area:.1f}" for area in shipped]
+    assert f"({of_zoo[0]} against {of_zoo[1]}, and {of_zoo[2]} against {of_zoo[3]})" in how
+    assert f"network {shipped[0]:.3f} against entropy's {shipped[1]:.3f} for errors" in guide
+    assert f"{shipped[2]:.3f} against {shipped[3]:.3f} for CIFAR-100's" in guide
     assert f"{share[0]} against entropy's {share[1]} for errors, {share[2]} against {share[3]} for" in guide

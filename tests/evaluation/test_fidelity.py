@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from typing import Any
@@ -304,6 +305,14 @@ def test_images_that_a_network_cannot_take_are_named() -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(27, 3))
     with pytest.raises(ValueError, match=r"member 2.*\(3, 8, 8\).*preprocess="):
         fast.fidelity(IMAGES, members=[members[0], flat])
+
+
+def test_a_model_or_a_member_without_values_is_named() -> None:
+    fast, members = compressed(MEMBERS[1])
+    with pytest.raises(ValueError, match=r"member 2 .*'meta'"):
+        fast.fidelity(IMAGES, members=[members[0], copy.deepcopy(members[1]).to("meta")])
+    with pytest.raises(ValueError, match=r"this model .*'meta'"):
+        copy.deepcopy(fast).to("meta").fidelity(IMAGES, members=members)
 
 
 def test_labels_of_other_classes_are_refused_before_all_images_are_run() -> None:

@@ -180,3 +180,22 @@ def test_images_are_predicted_where_the_model_is() -> None:
     predictions = predict_images(eb.FastEnsemble(net), _tiny.images(2))
     assert [prediction.class_index for prediction in predictions] == [2, 2]
     assert net.seen == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("images", "named"),
+    [
+        (_tiny.images().double(), r"'net' .*torch\.float64.*\.float\(\)"),
+        (_tiny.images()[:, :1], r"'net' .*takes 3 channels.*1"),
+    ],
+)
+def test_images_that_a_model_cannot_take_are_named(images: Tensor, named: str) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+    with pytest.raises(ValueError, match=named):
+        predict_each({"net": net}, ImageSet(images))
+
+
+def test_models_without_values_are_named() -> None:
+    empty = _tiny.member(0).to("meta")
+    with pytest.raises(ValueError, match=r"'empty' .*'meta'"):
+        predict_each({"net": _tiny.member(1), "empty": empty}, ImageSet(_tiny.images()))

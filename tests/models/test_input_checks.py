@@ -58,6 +58,14 @@ def test_images_of_another_shape_type_or_device_are_named(images: Tensor, named:
 
 
 @pytest.mark.parametrize(
+    ("images", "named"), [(IMAGES.numpy(), "ndarray"), (IMAGES.tolist(), "list"), (None, "NoneType")]
+)
+def test_what_is_no_tensor_is_named(images: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        model()(images)
+
+
+@pytest.mark.parametrize(
     ("images", "named"),
     [(IMAGES[:, :1], "takes 3 channels.*1"), (IMAGES.permute(0, 2, 3, 1), "permute")],
 )

@@ -36,7 +36,8 @@ def predict(
         argument(
             "INPUT",
             "Image files (PNG, JPEG, BMP, WEBP or PPM), folders, quoted globs, parquet, .npz, "
-            "webdataset tar shards, or - for paths on standard input, one per line.",
+            "webdataset tar shards, or - for paths on standard input, one per line. For a model that takes "
+            "no images: CSV, parquet or .npz with a row for each example.",
         ),
     ],
     out: Annotated[
@@ -68,7 +69,7 @@ def predict(
     device: Device = "cpu",
     quiet: Quiet = False,
 ) -> None:
-    """Predict the classes of images.
+    """Predict the classes of images, or of the rows of tables.
 
     One line of JSON per image: the label and its probability, the same of the source alone, the entropy in
     nats, and the disagreement, the total variation distance between the source's prediction and the model's,
@@ -88,6 +89,7 @@ def predict(
     """
     from ensbridge.deploy.export import parse_shape
     from ensbridge.deploy.predict_inputs import open_inputs
+    from ensbridge.deploy.predict_rows import rows_of
     from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
 
     config = PredictorConfig(
@@ -100,12 +102,12 @@ def predict(
         batch,
         top_k,
     )
-    sources = open_inputs(inputs, sys.stdin)
+    sources = open_inputs(inputs, sys.stdin, rows_of(model, config.image_shape))
     if out is not None:
-        from ensbridge.deploy.predict_folder import UNREADABLE, predict_to_folder
+        from ensbridge.deploy.predict_folder import UNREADABLE, kind_of, predict_to_folder
 
         with progress_bars(quiet) as bars:
-            images, unreadable = predict_to_folder(
+            count, unreadable = predict_to_folder(
                 config,
                 sources,
                 out,
@@ -114,9 +116,10 @@ def predict(
                 workers=workers,
                 progress=bars.stage,
             )
-        say(f"{out}: {images:,} images, {images - unreadable:,} predicted")
+        kind = kind_of(sources)
+        say(f"{out}: {count:,} {kind}, {count - unreadable:,} predicted")
         if unreadable:
-            tell(f"{unreadable:,} images could not be read; they are listed in {out / UNREADABLE}")
+            tell(f"{unreadable:,} {kind} could not be read; they are listed in {out / UNREADABLE}")
         return
     if engine != "local" or format != "jsonl":
         fail("--engine and --format are of a run that writes a folder; give --out", code=2)
@@ -128,7 +131,7 @@ def predict(
             failed = True
             tell(outcome)
         else:
-            print(outcome.to_json(name), flush=True)
+            print(outcome.to_json(name, predictor.kind), flush=True)
     if failed:
         raise typer.Exit(2)
 

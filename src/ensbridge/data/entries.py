@@ -14,7 +14,7 @@ from ensbridge.utils.inputs import Inputs
 
 IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
 LABEL_KEYS = ("label", "labels", "y", "target", "targets", "fine_label")
-LABEL_WORDS = ("label", "class", "target")  # a key that contains one of these may be that of the labels
+LABEL_WORDS = ("label", "class", "target", "categor")  # a key with one of these in it may be that of labels
 
 
 def split_entry(entry: Any, number: int, name: str, labelled: bool = True) -> tuple[Inputs, Any]:

@@ -21,7 +21,7 @@ from ensbridge.deploy.saving.description import LARGEST_IMAGE
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.named import ImageInput, input_of
 from ensbridge.utils.files import read_file
-from ensbridge.utils.inputs import to_network
+from ensbridge.utils.inputs import Inputs, to_network
 from ensbridge.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-Content = Path | bytes | np.ndarray | Unreadable
+Row = tuple[np.ndarray, ...]  # what a model that takes no images is called with, for one example
+Content = Path | bytes | np.ndarray | Unreadable | Row
 Entry = tuple[str, Content]  # an image's name, and its file, that file's content or its pixels
 NAMED = 5  # of the images without a prediction
 
@@ -56,17 +57,17 @@ class Prediction:
     disagreement: float  # total variation between source and model, from 0 (the same) to 1
     top_k: tuple[tuple[str, float], ...] | None = None  # the likeliest classes, where they were asked for
 
-    def to_row(self, image: str) -> dict[str, Any]:
-        """A row of a table, in JSON's types."""
-        row = {"image": image, **asdict(self)}
+    def to_row(self, name: str, kind: str = "image") -> dict[str, Any]:
+        """A row of a table, in JSON's types; `kind` is what is named."""
+        row = {kind: name, **asdict(self)}
         best = row.pop("top_k")
         if best is not None:
             row["top_k"] = [{"label": label, "probability": value} for label, value in best]
         return row
 
-    def to_json(self, image: str) -> str:
+    def to_json(self, name: str, kind: str = "image") -> str:
         """One line of JSON."""
-        return json.dumps(self.to_row(image), allow_nan=False)
+        return json.dumps(self.to_row(name, kind), allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
     >>> one.label in ("cat", "dog"), one.probability >= 0.5, 0 <= one.entropy <= 0.6932
     (True, True, True)
     """
-    predictions = _predictions(fast, images)
+    predictions = each_prediction(fast, images)
     failed = [f"images[{number}]" for number, prediction in enumerate(predictions) if prediction is None]
     if failed:
         more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
@@ -145,8 +146,9 @@ def predict_images(fast: FastEnsemble, images: Tensor) -> list[Prediction]:
 
 
 @torch.no_grad()
-def _predictions(fast: FastEnsemble, images: Tensor, top_k: int | None = None) -> list[Prediction | None]:
-    both = fast.with_source(to_network(images, fast))
+def each_prediction(fast: FastEnsemble, inputs: Inputs, top_k: int | None = None) -> list[Prediction | None]:
+    """A prediction for each example, None where logits are not finite."""
+    both = fast.with_source(to_network(inputs, fast))
     log_probs, source = (logits.double().log_softmax(-1).cpu() for logits in both)
     names = class_names_of(fast, log_probs.shape[1])
     predictions: list[Prediction | None] = []
@@ -210,7 +212,7 @@ def predict_entries(
         if good:
             images = pixels(torch.stack(list(good.values())).to(like.device, like.dtype))
             try:
-                made = dict(zip(good, _predictions(fast, images, top_k), strict=True))
+                made = dict(zip(good, each_prediction(fast, images, top_k), strict=True))
             except RuntimeError as error:  # whatever a network makes of an image that is not for it
                 raise ValueError(
                     f"the model cannot take images of shape {tuple(images.shape[1:])} ({one_line(error)}); "
@@ -282,6 +284,8 @@ def _try_open(entry: Entry, shape: Sequence[int], takes: ImageInput | None) -> t
     text = as_text(name)
     if isinstance(content, Unreadable):
         return text, as_text(content.reason)
+    if isinstance(content, tuple):
+        return text, f"{text} is a row of numbers and no image"
     try:
         if isinstance(content, Path):
             return text, open_image(content, shape, takes)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ensbridge.deploy.batch import as_text
-from ensbridge.deploy.predict_inputs import MANIFEST, AbstractInput, Damaged
+from ensbridge.deploy.predict_inputs import MANIFEST, AbstractInput, Damaged, Table
 from ensbridge.deploy.predictor import BatchPredictor, PredictorConfig
 from ensbridge.deploy.saving.folder import find_model
 from ensbridge.utils.extras import need
@@ -38,6 +38,7 @@ Engine = Literal["local", "ray"]
 PART = 4096  # images in a part: what a killed run may lose
 BLOCKS = 1000  # of Ray, which has a cost for each
 UNREADABLE = "unreadable.jsonl"
+LISTED = ("image", "row", "error")  # what it has of each
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,9 @@ def predict_to_folder(
         parts = plan_parts(inputs, folder, format, part)
         _check_manifest(folder, config, inputs, format, part)
         left = [piece for piece in parts if not Path(piece.path).is_file()]
-        images, to_do = sum(map(len, inputs)), sum(piece.stop - piece.start for piece in left)
-        advance = progress("predict", images, "images")
-        advance(images - to_do)
+        count, to_do = sum(map(len, inputs)), sum(piece.stop - piece.start for piece in left)
+        advance = progress("predict", count, kind_of(inputs))
+        advance(count - to_do)
         if engine == "ray":
             _run_ray(config, left, format, advance, workers, worker or PartWriter)
         else:
@@ -111,8 +112,13 @@ def predict_to_folder(
         text = "".join(f"{json.dumps(row)}\n" for row in unreadable)
         write_atomically(folder / UNREADABLE, text.encode())
     if damaged:
-        raise ValueError(f"{as_text(damaged[0].reason)}; all other images are predicted in {folder}")
-    return images, len(unreadable)
+        raise ValueError(f"{as_text(damaged[0].reason)}; all others are predicted in {folder}")
+    return count, len(unreadable)
+
+
+def kind_of(inputs: Sequence[AbstractInput]) -> str:
+    """What inputs hold: "images", or "rows"."""
+    return next((source.kind for source in inputs if isinstance(source, Table)), "images")
 
 
 def _check_manifest(
@@ -211,8 +217,8 @@ def _schema(row: dict[str, Any]) -> Any:
     """The types of a row's columns, the same for all parts whatever is missing in one of them."""
     import pyarrow as pa
 
-    kinds = {"class_index": pa.int64(), "image": pa.string(), "error": pa.string()}
-    kinds |= dict.fromkeys(("label", "source_label"), pa.string())
+    kinds = {"class_index": pa.int64()}
+    kinds |= dict.fromkeys(("image", "row", "error", "label", "source_label"), pa.string())
     kinds["top_k"] = pa.list_(pa.struct([("label", pa.string()), ("probability", pa.float64())]))
     return pa.schema([(name, kinds.get(name, pa.float64())) for name in row])
 
@@ -224,9 +230,10 @@ def _unreadable(parts: Sequence[Part], format: Format) -> Iterator[dict[str, str
                 for line in file:
                     if not line.endswith('"error": null}\n'):
                         row = json.loads(line)
-                        yield {"image": row["image"], "error": row["error"]}
+                        yield {name: row[name] for name in LISTED if name in row}
         else:
             from pyarrow import parquet
 
-            table = parquet.read_table(part.path, columns=["image", "error"])
+            names = [name for name in parquet.read_schema(part.path).names if name in LISTED]
+            table = parquet.read_table(part.path, columns=names)
             yield from (row for row in table.to_pylist() if row["error"] is not None)

@@ -1,4 +1,7 @@
-"""What `predict` is given: image files, folders, globs, parquet, `.npz` and tar shards, read part by part."""
+"""What `predict` is given: image files, folders, globs, parquet, `.npz` and tar shards, read part by part.
+
+A model that takes no images has files of rows in their place.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,15 @@ from ensbridge.data.image_io import LARGEST_FILE
 from ensbridge.data.image_parts import columns_of
 from ensbridge.data.npy import Header, read_header
 from ensbridge.deploy.batch import Entry, Unreadable, check_pixels
+from ensbridge.deploy.predict_rows import LARGEST_ROW_GROUP, ROW_FILES, open_rows
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_regular_file
+from ensbridge.utils.input_specs import InputSpec
 from ensbridge.utils.text import one_line
 
 TABLES = (".parquet", ".npz", ".tar", ".tar.gz", ".tgz")
 MANIFEST = "predictions.json"  # in a folder of predictions
 _PART = re.compile(r"part-\d{6,}\.parquet")
-LARGEST_ROW_GROUP = 2**30  # bytes of a group of rows in parquet, whose pages are held together
 LARGEST_DICTIONARY = 2**26  # bytes of the values that rows of it share
 LARGEST_TAR_HEADER = 2**20  # bytes of a member's name or of its other fields
 _END = tarfile.EOFHeaderError  # pyright: ignore[reportAttributeAccessIssue] - which its stubs leave out
@@ -82,7 +86,7 @@ class Files(AbstractInput):
 
 @dataclass(frozen=True)
 class Damaged(AbstractInput):
-    """A file of many images that cannot be read, which stands as one image without a prediction."""
+    """A file of many images, or of rows, that cannot be read; it stands as one without a prediction."""
 
     path: str
     reason: str
@@ -101,19 +105,20 @@ class Damaged(AbstractInput):
 
 @dataclass(frozen=True)
 class Table(AbstractInput):
-    """A file of many images."""
+    """A file of many images, or of rows."""
 
     label: str  # what the names of its images begin with
     stamp: str  # its path from the root, its size, when it was changed, and what of it is read
-    images: int
+    size: int
     entries: Callable[[int, int], Iterator[Entry]]  # from start to stop; a picklable one
+    kind: str = "images"  # or "rows"
 
     def identity(self) -> str:
         """The stamp."""
         return self.stamp
 
     def __len__(self) -> int:
-        return self.images
+        return self.size
 
     def read(self, start: int, stop: int) -> Iterator[Entry]:
         """The images from `start` to `stop`; from where the file is damaged on, they cannot be read."""
@@ -130,11 +135,19 @@ class Table(AbstractInput):
             yield name, Unreadable(f"{name} cannot be read ({reason}); give a whole file")
 
 
-def open_inputs(words: Iterable[str], lines: Iterable[str] = ()) -> list[AbstractInput]:
-    """The inputs that words name: files, folders, globs, and "-" for the paths in `lines`."""
+def open_inputs(
+    words: Iterable[str], lines: Iterable[str] = (), specs: tuple[InputSpec, ...] | None = None
+) -> list[AbstractInput]:
+    """The inputs that words name: files, folders, globs, and "-" for the paths in `lines`.
+
+    `specs` is what a model that takes no images is called with.
+    """
     inputs: list[AbstractInput] = []
     files: list[str] = []
-    for word in _paths(words, lines):
+    for word in _paths(words, lines, (*SUFFIXES, *TABLES) if specs is None else ROW_FILES):
+        if specs is not None:
+            inputs += open_table(word, specs)
+            continue
         if not word.lower().endswith(TABLES):
             files.append(word)
             continue
@@ -145,30 +158,30 @@ def open_inputs(words: Iterable[str], lines: Iterable[str] = ()) -> list[Abstrac
     return [*inputs, Files(files)] if files else inputs
 
 
-def _paths(words: Iterable[str], lines: Iterable[str]) -> Iterator[str]:
+def _paths(words: Iterable[str], lines: Iterable[str], suffixes: tuple[str, ...]) -> Iterator[str]:
     for word in words:
         if word == "-":
             if isinstance(lines, io.TextIOWrapper):
                 lines.reconfigure(errors="surrogateescape")  # names need not be UTF-8
             for line in lines:
                 if line.strip():
-                    yield from _below(line.rstrip("\n"))
+                    yield from _below(line.rstrip("\n"), suffixes)
         elif glob.has_magic(word) and not os.path.exists(word):
             matched = sorted(glob.glob(word, recursive=True))
             if not matched:
                 raise ValueError(f"{word} matches no file; check it")
             for path in matched:
-                yield from _below(path)
+                yield from _below(path, suffixes)
         else:
-            yield from _below(word)
+            yield from _below(word, suffixes)
 
 
-def _below(path: str) -> Sequence[str]:
+def _below(path: str, suffixes: tuple[str, ...]) -> Sequence[str]:
     """What a folder holds; a file is itself, and an empty folder is named among what cannot be read."""
-    return (sorted(_walk(path)) if os.path.isdir(path) else []) or [path]
+    return (sorted(_walk(path, suffixes)) if os.path.isdir(path) else []) or [path]
 
 
-def _walk(folder: str) -> Iterator[str]:
+def _walk(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     """The images and tables below a folder, but for hidden ones; links to folders are not followed.
 
     Parts of predictions are not among them, so that a folder of those may lie there.
@@ -178,12 +191,12 @@ def _walk(folder: str) -> Iterator[str]:
         if MANIFEST in names:
             names = [name for name in names if not _PART.fullmatch(name)]
         for name in names:
-            if not name.startswith(".") and name.lower().endswith((*SUFFIXES, *TABLES)):
+            if not name.startswith(".") and name.lower().endswith(suffixes):
                 yield os.path.join(where, name)
 
 
-def open_table(path: str) -> Sequence[AbstractInput]:
-    """What a file of many images holds; `Damaged` where that cannot be read."""
+def open_table(path: str, specs: tuple[InputSpec, ...] | None = None) -> Sequence[AbstractInput]:
+    """What a file of many images, or of rows, holds; `Damaged` where that cannot be read."""
     kind = path.lower()
     if kind.endswith(".parquet"):
         need("parquet")
@@ -191,7 +204,11 @@ def open_table(path: str) -> Sequence[AbstractInput]:
     try:
         with open_regular_file(Path(path)) as file:
             status = os.fstat(file.fileno())
-            return read(path, f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}", file)
+            stamp = f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}"
+            if specs is None:
+                return read(path, stamp, file)
+            rows, entries = open_rows(path, specs, file)
+            return [Table(path, f"{stamp} {rows} rows", rows, entries, "rows")]
     except Exception as error:  # decoders fail in many ways on damaged files
         if str(error).startswith((path, str(Path(path)))):  # a sentence of ours
             return [Damaged(path, str(error))]

@@ -7,9 +7,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from ensbridge.deploy.batch import BATCH, Content, Entry, Pixels, Prediction, Unreadable, predict_entries
+from ensbridge.deploy.batch import (
+    BATCH,
+    Content,
+    Entry,
+    Pixels,
+    Prediction,
+    Unreadable,
+    predict_entries,
+)
 from ensbridge.deploy.export import image_like
+from ensbridge.deploy.predict_rows import input_names, predict_rows, row_specs
 from ensbridge.deploy.saving import load
 from ensbridge.utils.devices import find_device
 
@@ -32,7 +42,8 @@ class BatchPredictor:
     """Predicts batches of images with a saved model, as `ray.data.Dataset.map_batches` wants it.
 
     A batch is a mapping with the column `image`: the contents of image files (bytes, or Hugging Face's
-    {"bytes": …}) or uint8 pixels. It is returned with the columns that `ensbridge predict` prints, and
+    {"bytes": …}) or uint8 pixels. For a model that takes no images it has a column for each input, `column`
+    where that has no name. It is returned with the columns that `ensbridge predict` prints, and
     `error` where an image could not be read. Other columns stay as they are.
 
     >>> import io
@@ -64,8 +75,14 @@ class BatchPredictor:
         if batch < 1:
             raise ValueError(f"batch is {batch}; give how many images, 1 or more")
         self.fast = load(model, allow=allow)
-        self.shape = tuple(image_like(self.fast, model, image_shape).shape[1:])
-        self.pixels = Pixels.of(self.fast, mean, std)
+        shape = self.fast.image_shape if image_shape is None else image_shape
+        dtype = next((each.dtype for each in self.fast.source.parameters()), torch.float32)
+        self.specs = row_specs(shape, self.fast.input_specs, dtype)
+        if self.specs is None:
+            self.shape = tuple(image_like(self.fast, model, image_shape).shape[1:])
+            self.pixels = Pixels.of(self.fast, mean, std)
+        elif mean is not None or std is not None:
+            raise ValueError("mean and std are of images, and this model takes none; leave them out")
         self.fast.to(find_device(device))
         self.batch, self.top_k, self.column = batch, top_k, column
 
@@ -75,7 +92,9 @@ class BatchPredictor:
         return cls(**asdict(config))
 
     def outcomes(self, entries: Iterable[Entry]) -> Iterator[tuple[str, Prediction | str]]:
-        """For each named image its prediction, or the sentence that says why there is none."""
+        """For each named image or row its prediction, or the sentence that says why there is none."""
+        if self.specs is not None:
+            return predict_rows(self.fast, entries, self.specs, batch=self.batch, top_k=self.top_k)
         return predict_entries(
             self.fast, entries, self.shape, self.pixels, batch=self.batch, top_k=self.top_k
         )
@@ -84,9 +103,14 @@ class BatchPredictor:
         """A row for each image; where it could not be read, `error` says why and the rest is None."""
         for name, outcome in self.outcomes(entries):
             if isinstance(outcome, Prediction):
-                yield {**outcome.to_row(name), "error": None}
+                yield {**outcome.to_row(name, self.kind), "error": None}
             else:
-                yield {**dict.fromkeys(self.columns), "image": name, "error": outcome}
+                yield {**dict.fromkeys(self.columns), self.kind: name, "error": outcome}
+
+    @property
+    def kind(self) -> str:
+        """What the model takes, which the column of their names is called by."""
+        return "image" if self.specs is None else "row"
 
     @property
     def columns(self) -> list[str]:
@@ -94,16 +118,21 @@ class BatchPredictor:
         names = [
             name for name in Prediction.__dataclass_fields__ if name != "top_k" or self.top_k is not None
         ]
-        return ["image", *names, "error"]
+        return [self.kind, *names, "error"]
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """A batch with its predictions."""
-        if self.column not in batch:
-            raise ValueError(
-                f"a batch has the columns {', '.join(batch)} but no {self.column!r}; say column="
+        columns = (self.column,) if self.specs is None else input_names(self.specs) or (self.column,)
+        if missing := [name for name in columns if name not in batch]:
+            raise ValueError(f"a batch has the columns {', '.join(batch)} but no {missing[0]!r}; say column=")
+        examples = zip(*(batch[name] for name in columns), strict=True)
+        entries: list[Entry] = [
+            (
+                f"{self.kind} {number}",
+                _content(example[0]) if self.specs is None else tuple(map(np.asarray, example)),
             )
-        images = batch[self.column]
-        entries = [(f"image {number}", _content(image)) for number, image in enumerate(images)]
+            for number, example in enumerate(examples)
+        ]
         rows = list(self.rows(entries))
         readable = all(row["error"] is None for row in rows)
         made: dict[str, np.ndarray] = {}

@@ -14,8 +14,17 @@ from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.training.distributed import Engine
 from ensbridge.utils.devices import evaluation_mode
-from ensbridge.utils.inputs import Inputs, count_rows, tensors_of
+from ensbridge.utils.inputs import (
+    Inputs,
+    count_rows,
+    kind_of,
+    remedy_for,
+    shapes_of,
+    tensors_of,
+    to_network,
+)
 from ensbridge.utils.progress import Advance, ignore
+from ensbridge.utils.text import one_line
 
 
 def predict(
@@ -55,7 +64,13 @@ def predict_each(
         return {}
 
     def run(images: Inputs) -> Tensor:
-        predictions = predict_batch(models, images)
+        try:
+            predictions = predict_batch(models, images)
+        except (RuntimeError, TypeError) as error:
+            sentence = _refusal(models, images)
+            if sentence is None or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise ValueError(f"{sentence} ({one_line(error)})") from error
         classes = {name: log_probs.shape[-1] for name, log_probs in predictions.items()}
         first = next(iter(classes))
         for name, count in classes.items():
@@ -68,6 +83,14 @@ def predict_each(
     with evaluation_mode(models.values()):
         whole = run_in_batches(run, data, batch_size, engine, lambda images: advance(images * len(models)))
     return dict(zip(models, whole, strict=True))
+
+
+def _refusal(models: Mapping[str, nn.Module], images: Inputs) -> str | None:
+    """Which model cannot take images and what to do, where that can be told."""
+    for name, model in models.items():
+        if remedy := remedy_for(to_network(images, model), model):
+            return f"{name!r} cannot take {kind_of(images)} of {shapes_of(images)}; {remedy}"
+    return None
 
 
 def run_in_batches(

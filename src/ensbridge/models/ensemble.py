@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ensbridge.models.features import find_module, forward_with_features, read_logits, uncompiled
 from ensbridge.models.stored_network import Build, StoredNetwork, load_weights
 from ensbridge.utils.inputs import (
+    NO_VALUES,
     Inputs,
     call_network,
     count_rows,
@@ -219,14 +220,17 @@ def try_network(net: nn.Module, inputs: Inputs, name: str, remedy: str) -> int:
     try:
         output = call_network(net, to_network(inputs, net))
     except Exception as error:  # whatever a network makes of an image that is not for it
+        reason = one_line(error.__cause__ or error)  # a FastEnsemble's own sentence would say it twice
         raise ValueError(
-            f"{name} cannot take {kind_of(inputs)} of {shapes_of(inputs)} ({one_line(error)}); "
+            f"{name} cannot take {kind_of(inputs)} of {shapes_of(inputs)} ({reason}); "
             f"{remedy_for(inputs, net) or remedy}"
         ) from error
     try:
         logits = read_logits(output)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    if logits.is_meta:
+        raise ValueError(f"{name} {NO_VALUES}")
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ValueError(
             f"{name} returns {tuple(logits.shape)} for {count_rows(inputs)} {kind_of(inputs)}; it must "

@@ -18,7 +18,7 @@ from ensbridge.models.features import find_module, read_logits, uncompiled
 from ensbridge.models.preprocessed import Preprocess, with_preprocessing
 from ensbridge.training.config import FitConfig, Precision, derive_seed
 from ensbridge.utils.devices import device_of, find_device
-from ensbridge.utils.inputs import call_network
+from ensbridge.utils.inputs import NO_VALUES, call_network
 from ensbridge.utils.text import one_line
 
 
@@ -97,9 +97,7 @@ def training_device(nets: Sequence[nn.Module], device: torch.device | str | None
     """The device that is asked for, or a GPU, or else where the first of the networks is."""
     for number, net in enumerate(nets, 1):
         if any(weight.is_meta for weight in (*net.parameters(), *net.buffers())):
-            raise ValueError(
-                f"member {number} has weights on the device 'meta', which hold no values; load them first"
-            )
+            raise ValueError(f"member {number} {NO_VALUES}")
     if device is None:
         device = "cuda" if torch.cuda.is_available() else device_of(nets[0])
     return find_device(device)

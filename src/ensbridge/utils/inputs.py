@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
+NO_VALUES = "has weights on the device 'meta', which hold no values; load them first"
 
 
 def pack(arguments: tuple[Any, ...], named: Mapping[str, Tensor]) -> Inputs:
@@ -125,6 +126,11 @@ def checked_inputs(inputs: Inputs, shape: Sequence[int] | None) -> Inputs:
     Sizes may be others than `shape` has them, where that is known at all, but for the channels of images:
     many networks take images of any height and width, and sequences of any length.
     """
+    for part in tensors_of(inputs):
+        if not isinstance(part, Tensor):
+            raise ValueError(
+                f"a model was called with {type(part).__name__}; give tensors, as torch.as_tensor makes them"
+            )
     inputs = map_inputs(as_floats, inputs)
     if shape is None or not isinstance(inputs, Tensor):
         return inputs
@@ -162,6 +168,8 @@ def refusal(inputs: Inputs, net: nn.Module, shape: Sequence[int] | None = None) 
 def remedy_for(inputs: Inputs, net: nn.Module) -> str | None:
     """What mends a call that failed, where types, devices or the order of dimensions tell."""
     kind, tensors = kind_of(inputs), tensors_of(inputs)
+    if any(weight.is_meta for weight in net.parameters()):
+        return f"it {NO_VALUES}"
     weights = [weight for weight in net.parameters() if weight.is_floating_point()]
     floats = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     if weights and floats and floats != {weight.dtype for weight in weights}:

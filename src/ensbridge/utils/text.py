@@ -6,7 +6,7 @@ import json
 import shlex
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """The beginning of an error's words, on one line, without what a terminal would obey.
 
     >>> one_line(RuntimeError("no kernel\\n  for this")), one_line(KeyError())
