@@ -27,7 +27,7 @@ from ensbridge.data.image_io import LARGEST_FILE
 from ensbridge.data.image_parts import columns_of
 from ensbridge.data.npy import Header, read_header
 from ensbridge.deploy.batch import Entry, Unreadable, check_pixels
-from ensbridge.deploy.predict_rows import LARGEST_ROW_GROUP, ROW_FILES, open_rows
+from ensbridge.deploy.predict_rows import LARGEST_ROW_GROUP, ROW_FILES, check_row_file, open_rows
 from ensbridge.utils.extras import need
 from ensbridge.utils.files import open_regular_file
 from ensbridge.utils.input_specs import InputSpec
@@ -202,6 +202,8 @@ def open_table(path: str, specs: tuple[InputSpec, ...] | None = None) -> Sequenc
         need("parquet")
     read = _open_npz if kind.endswith(".npz") else _open_parquet if kind.endswith(".parquet") else _open_tar
     try:
+        if specs is not None:
+            check_row_file(path, specs)
         with open_regular_file(Path(path)) as file:
             status = os.fstat(file.fileno())
             stamp = f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}"

@@ -180,11 +180,15 @@ def _joined(values: Sequence[Any], specs: Specs) -> Row | Unreadable:
     return (np.array(values),)
 
 
+def check_row_file(path: str, specs: Specs) -> None:
+    """Refuse a file of another kind, whether it exists or not."""
+    if not path.lower().endswith(ROW_FILES):
+        raise ValueError(f"{path} is no CSV, parquet or .npz; the model takes rows of {_words(specs)}")
+
+
 def open_rows(path: str, specs: Specs, file: IO[bytes]) -> tuple[int, Rows]:
     """How many rows a file has, and what reads some of them; ValueError says what is wrong with it."""
     kind = path.lower()
-    if not kind.endswith(ROW_FILES):
-        raise ValueError(f"{path} is no CSV, parquet or .npz; the model takes rows of {_words(specs)}")
     read = _csv_file if kind.endswith(".csv") else _npz_file if kind.endswith(".npz") else _parquet_file
     return read(path, specs, file)
 
