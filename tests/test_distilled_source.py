@@ -16,7 +16,14 @@ import _tiny
 import ensbridge as eb
 from ensbridge.evaluation.choices import choose
 from ensbridge.metrics import fit_temperature, kl_per_image, nll_per_image
-from ensbridge.training.candidates import FRESH_LR, Candidate
+from ensbridge.training.candidates import (
+    DISTIL_LR,
+    FRESH_LR,
+    FULL_RATE_STEPS,
+    Candidate,
+    distil_config,
+    lower_rates,
+)
 from ensbridge.training.checkpoint import RunFolder
 from ensbridge.training.step import EagerStep
 
@@ -199,9 +206,20 @@ def test_it_is_trained_as_in_the_quick_start_unless_a_rate_is_given(tmp_path: Pa
         quick(members(), source="auto", epochs=0.2, run_dir=tmp_path / name, **options)
         configs = json.loads((tmp_path / name / "config.json").read_text())["fit"]
         source = configs.pop("distilled.source")
-        expected = headline.optimizer, headline.weight_decay, rates[name]
-        assert (source["optimizer"], source["weight_decay"], source["lr"]) == expected
+        steps = eb.FitConfig(source["epochs"], source["batch_size"], lr=1.0).total_steps(len(TRAIN))
+        rate = rates[name] * (steps / FULL_RATE_STEPS if name == "default" else 1)  # few steps of a copy
+        assert (source["optimizer"], source["weight_decay"]) == (headline.optimizer, headline.weight_decay)
+        assert source["lr"] == pytest.approx(rate, rel=1e-12)
         assert {(config["optimizer"], config["lr"]) for config in configs.values()} == {("adam", 2e-3)}
+
+
+def test_a_copy_that_has_steps_enough_is_distilled_at_the_full_rate() -> None:
+    config = eb.FitConfig(epochs=1, batch_size=2, lr=1e-3)
+    configs = {"bridge": config, "source": distil_config(config)}
+    for steps, share in ((6, 0.01), (300, 0.5), (FULL_RATE_STEPS, 1), (10_000, 1)):
+        lowered = lower_rates(configs, steps)
+        assert lowered["bridge"] == config
+        assert lowered["source"].lr == pytest.approx(share * DISTIL_LR)
 
 
 def test_a_factory_gives_a_fresh_network() -> None:

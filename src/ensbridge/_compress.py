@@ -115,7 +115,8 @@ def compress(
         epochs: Passes over `train`, in place of `max_minutes`.
         batch_size: Images per step, of all processes together.
         lr: Learning rate of the bridges (Adam).
-        distil_lr: Learning rate of the distillation (Muon); by default 0.05, or 0.1 with `factory`.
+        distil_lr: Learning rate of the distillation (Muon); by default 0.05, less in proportion in a
+            training of fewer than 600 steps, or 0.1 with `factory`.
         augment: What may be done to an image without changing its class, in addition to mixup.
         calibrate: Whether to fit a temperature and, where that gains, a multiple of the source's logits to
             add, on labelled `val`.
@@ -195,6 +196,7 @@ def compress(
             bridges,
             config,
             distil_config(config, float(rate)),
+            lower_rate=distil_lr is None and factory is None,
             minutes=None if epochs is not None else max_minutes or MINUTES,
             run_dir=None if run_dir is None else Path(run_dir),
             seed=int(seed),

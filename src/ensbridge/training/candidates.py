@@ -53,6 +53,9 @@ EMA = EmaRule(0.995)
 TEMPERATURES, DISTILLED_TEMPERATURES = (2.0, 4.0), (2.0, 1.5, 3.0)
 # The distillation's rate, of Muon, from the source's weights and from new ones, and its weight decay.
 DISTIL_LR, FRESH_LR, DISTIL_WEIGHT_DECAY = 0.05, 0.1, 0.01
+# A copy that has fewer steps than these is distilled at a rate that is lower in proportion: trained weights
+# are lost at a high rate before a short training can make up for it (studies/short_distillation.py).
+FULL_RATE_STEPS = 600
 DISTILLED = "distilled"  # the name of that method
 _NETWORKS = ((DISTILLED, ""), (DISTILLED, "source"))  # methods and their parts that are networks, not bridges
 
@@ -64,6 +67,20 @@ def distil_config(config: FitConfig, lr: float = DISTIL_LR) -> FitConfig:
     'muon'
     """
     return replace(config, optimizer="muon", lr=lr, weight_decay=DISTIL_WEIGHT_DECAY)
+
+
+def lower_rates(configs: Mapping[str, FitConfig], steps: int) -> dict[str, FitConfig]:
+    """Configurations in which the rate of a distillation of few steps is lower in proportion.
+
+    >>> config = FitConfig(epochs=1, batch_size=2, lr=2e-3)
+    >>> lower_rates({"bridge": config, "distilled": distil_config(config)}, 60)["distilled"].lr
+    0.005
+    """
+    share = min(1.0, steps / FULL_RATE_STEPS)
+    return {
+        name: replace(config, lr=share * config.lr) if config.optimizer == "muon" else config
+        for name, config in configs.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -84,6 +101,7 @@ class CandidateTraining:
     bridges: int  # how many, each with all members as its target
     config: FitConfig  # of the bridges
     distil: FitConfig  # of the distillation
+    lower_rate: bool  # whether that has a lower rate where there are few steps
     minutes: float | None  # None where the configurations' epochs count
     run_dir: Path | None
     seed: int
@@ -186,6 +204,8 @@ class CandidateTraining:
             deadline = time.monotonic() + 60 * SLACK * self.minutes
         shared = shared_config(joint, config)
         total = total_steps(shared, data)
+        if self.lower_rate and not isinstance(config, FitConfig):
+            config = lower_rates(config, total)
         warning = few_steps(total, self.minutes, shared.epochs)
         if warning and _length_begun(folder) is None:  # a resumed run keeps the length of its first call
             self.say(warning)
