@@ -54,6 +54,7 @@ class Entry(NamedTuple):
 
     make: Callable[[Run], AbstractMethod]
     bridged: bool = False  # whether it is a pair, whose bridge Adam trains with the recipe's rate
+    teachers: int = 3  # none for labels
     rate: float = 0.05  # of Muon
     epochs: float | None = None  # the headline's unless given
 
@@ -124,6 +125,7 @@ class Study:
                 run, self.members(run, *chosen, mixup=mixup), self.members(run, 0, mixup=mixup).source, base
             ),
             bridged=True,
+            teachers=len(chosen),
         )
 
     def matched(self, run: Run) -> AbstractMethod:
@@ -156,6 +158,7 @@ class Study:
                 ),
                 self.mixup,
             ),
+            teachers=0,
             epochs=epochs,
         )
 
@@ -167,7 +170,7 @@ class Study:
         )
         taught = {
             **{name: self.taught_by(*chosen) for name, chosen in TARGETS.items()},
-            "taught by member 1 with the ensemble's entropy": Entry(self.matched, bridged=True),
+            "taught by member 1 with the ensemble's entropy": Entry(self.matched, bridged=True, teachers=1),
             "T = ∞": self.taught_by(0, 1, 2, base=1e6),
             f"{mixed}taught by member 1": self.taught_by(0, mixup=True),
             f"{mixed}taught by members 1 to 3": self.taught_by(0, 1, 2, mixup=True),
@@ -180,7 +183,7 @@ class Study:
                 f"wider student, rate {rate:g}": self.distilled(wider_network, rate),
             }
         labelled = {
-            "mixed labels": Entry(pair_on_labels, bridged=True),
+            "mixed labels": Entry(pair_on_labels, bridged=True, teachers=0),
             "wider network on mixed labels": self.on_labels(wider_network),
         }
         name = f"one network on mixed labels, {LONG_EPOCHS} passes"
@@ -218,7 +221,7 @@ class Study:
             keys = {f"{number:02}": name for number, name in enumerate(entries)}
             specs = {key: self.spec(entries[name], labelled) for key, name in keys.items()}
             jobs.append(Job(folder, folder, specs, folders, labelled=labelled))
-            models += [trained_model(folder, key, name) for key, name in keys.items()]
+            models += [trained_model(folder, key, name, entries[name].teachers) for key, name in keys.items()]
         return replace(members, jobs=tuple(jobs), models=tuple(models))
 
     def mixup_ensemble(self, size: int, folders: tuple[str, ...]) -> TableModel:
@@ -228,10 +231,10 @@ class Study:
         return TableModel(ModelInfo("DE", size), folders, build, name=name)
 
 
-def trained_model(folder: str, key: str, name: str) -> TableModel:
+def trained_model(folder: str, key: str, name: str, teachers: int) -> TableModel:
     """A row of the table."""
     return TableModel(
-        ModelInfo("other", 3), (folder,), lambda run: run.methods(folder)[key].model(), name=name
+        ModelInfo("other", teachers), (folder,), lambda run: run.methods(folder)[key].model(), name=name
     )
 
 

@@ -272,6 +272,16 @@ def controls() -> Iterator[Sequence[str]]:
 
 
 @lines
+def short_rates() -> Iterator[Sequence[str]]:
+    """The cNLL of small networks that were distilled in few steps, by rate, seed by seed."""
+    rows = read("short-distillation.json")["rows"]
+    steps = list(dict.fromkeys(row["steps"] for row in rows))
+    for name in dict.fromkeys(row["model"] for row in rows):
+        by_steps = [[row for row in rows if (row["model"], row["steps"]) == (name, count)] for count in steps]
+        yield name, *(", ".join(f"{row['cnll']:.3f}" for row in some) for some in by_steps)
+
+
+@lines
 def best(part: str) -> Iterator[Sequence[str]]:
     """Every model of the best for the cost on CIFAR-10, means over seeds."""
     digits = {"acc": 2, "nll": 4, "cnll": 4, "ece": 4, "calibrated_ece": 4}
@@ -510,7 +520,7 @@ def soak(part: str, name: str = "") -> str:
 CALLED: tuple[Callable[..., str], ...] = (  # by templates
     *(ten, second_set, switch, switches_of_members, corrupted, run),
     *(hundred, hundred_gain, shipped, table, levers, lever_models, pair_on_digits, choice, lowest),
-    *(best, best_differences, tried, controls),
+    *(best, best_differences, tried, controls, short_rates),
     *(detections, far, abstaining, correlations, images_of, auroc, auroc_lead, augrc, augrc_below),
     *(sets_of, rank, rank_lead, calibrated_scores),
     *(not_run, not_run_total, not_run_images),

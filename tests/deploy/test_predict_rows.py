@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch import Tensor
 import _tiny
 import ensbridge as eb
 from ensbridge import cli
-from ensbridge.deploy.batch import Prediction, each_prediction
+from ensbridge.deploy import predict_rows
+from ensbridge.deploy.batch import Prediction, Unreadable, each_prediction
 from ensbridge.deploy.predict_inputs import Damaged, open_inputs
 from ensbridge.deploy.predict_rows import rows_of
 from ensbridge.deploy.predictor import BatchPredictor
@@ -208,9 +210,11 @@ def test_sequences_may_have_any_length_and_an_unknown_token_stops_nothing(
         ("rows", "set.csv", "", r"set\.csv is empty"),
         ("rows", "set.csv", "a,a,b,c\n1,2,3,4\n", r"set\.csv .*one name"),
         ("rows", "set.png", "1,2,3,4\n", r"set\.png is no CSV.*\(4,\)"),
-        ("rows", "gone.csv", None, r"gone\.csv"),
+        ("rows", "gone.csv", None, r"gone\.csv .*does not exist"),
+        ("rows", "set.csv", "a,b,c,d\n", r"set\.csv has names of columns and no rows"),
+        ("rows", "set.csv", "1;2;3;4\n5;6;7;8\n", r"set\.csv has one column.*commas"),
         ("texts", "set.csv", "input_ids\n1\n", r"set\.csv has no attention_mask"),
-        ("rows", "set.npz", "no archive", r"set\.npz"),
+        ("rows", "set.npz", "no archive", r"set\.npz .*zip file"),
     ],
 )
 def test_what_holds_no_rows_for_the_model_is_named(
@@ -244,14 +248,13 @@ def test_numbers_of_another_kind_are_named(
 
 
 def test_a_long_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ensbridge.deploy import predict_rows
     from ensbridge.utils.input_specs import InputSpec
 
     monkeypatch.setattr(predict_rows, "LONGEST_LINE", 64)
     (tmp_path / "set.csv").write_text("1,2\n" + "3" * 64, encoding="utf-8")
     (source,) = open_inputs([str(tmp_path / "set.csv")], specs=(InputSpec((2,), "float32"),))
     assert isinstance(source, Damaged)
-    assert "64 characters" in source.reason
+    assert "64 bytes" in source.reason
 
 
 @pytest.mark.parametrize("kind", GIVEN)
@@ -268,3 +271,76 @@ def test_the_predictor_takes_a_column_for_each_input(kind: str, models: dict[str
     assert set(batch) == {*inputs, *predictor.columns} - {"row"}
     with pytest.raises(ValueError, match=next(iter(inputs))):
         predictor({"other": np.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    ("content", "rows", "unreadable"),
+    [
+        ('1,2,3,4\n1,2,"3,4\n5,6,7,8\n', [[1, 2, 3, 4], [5, 6, 7, 8]], [1]),  # a quote that is not closed
+        ("1,2,3,4\n5,6,7,8\n1,2,3,4,5\n", [[1, 2, 3, 4], [5, 6, 7, 8]], [2]),  # as decimal commas have it
+        (".1,NA,.3,.4\n5,6,7,8\n", [[5, 6, 7, 8]], [0]),  # a first row that lacks a number is no header
+        ("0,1,2,3\n5,6,7,8\n", [[5, 6, 7, 8]], []),  # a data frame's without names
+        ("0,1,2,3,label\n5,6,7,8,1\n", [[5, 6, 7, 8]], []),
+        ('"1","2","3","4"\n', [[1, 2, 3, 4]], []),
+    ],
+)
+def test_a_line_is_a_row_and_a_bad_one_leaves_the_others_alone(
+    content: str, rows: list[list[float]], unreadable: list[int], models: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "set.csv"
+    path.write_text(content, encoding="utf-8")
+    (source,) = open_inputs([str(path)], specs=rows_of(str(models["rows"]), None))
+    outcomes = [content for _, content in source.read(0, len(source))]
+    assert [index for index, row in enumerate(outcomes) if isinstance(row, Unreadable)] == unreadable
+    good = [row for row in outcomes if isinstance(row, tuple) and not isinstance(row, Unreadable)]
+    assert [row[0].tolist() for row in good] == rows
+
+
+@pytest.mark.parametrize("kind", ["csv", pytest.param("parquet", marks=needs_parquet), "npz"])
+def test_any_part_of_a_file_is_read_alone(
+    kind: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict_rows, "MARK_EVERY", 2)
+    monkeypatch.setattr(predict_rows, "READ_TOGETHER", 2)
+    path = tmp_path / f"set.{kind}"
+    if kind == "parquet":
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        columns = {name: ROWS[:, index].tolist() for index, name in enumerate("abcd")}
+        parquet.write_table(pa.table(columns), path, row_group_size=3)
+    else:
+        (csv_rows if kind == "csv" else npz(x=ROWS))(path)
+    (source,) = open_inputs([str(path)], specs=rows_of(str(models["rows"]), None))
+    for start in range(len(ROWS)):
+        for stop in range(start, len(ROWS) + 1):
+            read = list(source.read(start, stop))
+            assert [name for name, _ in read] == [f"{path}#{number}" for number in range(start, stop)]
+            for (_, row), expected_row in zip(read, ROWS[start:stop].tolist(), strict=True):
+                assert isinstance(row, tuple)
+                assert not isinstance(row, Unreadable)
+                assert row[0].tolist() == pytest.approx(expected_row, abs=1e-7)
+
+
+@needs_parquet
+def test_parquet_that_would_take_much_memory_is_refused(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    monkeypatch.setattr(predict_rows, "LARGEST_ROW_GROUP", 2**20)
+    parquet.write_table(pa.table({"x": [[0.5] * 40_000] * 4}), path := tmp_path / "set.parquet")
+    assert path.stat().st_size < 2**14
+    (source,) = open_inputs([str(path)], specs=rows_of(str(models["rows"]), None))
+    assert isinstance(source, Damaged)
+    assert "1,048,576 bytes" in source.reason
+
+
+def test_numbers_that_a_type_cannot_hold_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    specs = rows_of(str(models["texts"]), None)
+    assert specs is not None
+    narrow = tuple(replace(spec, dtype="int8") for spec in specs)
+    for value in (300.0, float("nan"), 0.5):
+        outcome = predict_rows._example("row", (np.full(6, value), np.ones(6)), narrow)
+        assert isinstance(outcome, str)

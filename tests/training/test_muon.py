@@ -272,3 +272,28 @@ def test_memory_that_cannot_be_its_own_is_refused(name: str, value: Tensor) -> N
     tensors = {**optimizers().tensors(), name: value}
     with pytest.raises(ValueError, match=f"optimizer{name[:2]}"):
         optimizers().check(tensors, 2)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv2d(16, 32, 3), nn.Linear(144, 32)),
+        (nn.Linear(144, 32), nn.Conv2d(16, 32, 3)),
+        (nn.Conv2d(16, 16, (1, 3)), nn.Conv2d(16, 16, (3, 1))),
+        (nn.Conv2d(1, 16, 4), nn.Linear(16, 16)),  # as a vision transformer has them
+    ],
+    ids=["filter, layer", "layer, filter", "filters", "patches"],
+)
+def test_matrices_alike_in_size_alone_move_as_each_alone(layers: tuple[nn.Module, nn.Module]) -> None:
+    weights = [nn.Parameter(weight_of(layer)) for layer in layers]
+    together = [nn.Parameter(weight.detach().clone()) for weight in weights]
+    step(Muon(together, LR), together, seed=3)
+    for index, (alone, moved) in enumerate(zip(weights, together, strict=True)):
+        alone.grad = torch.randn(alone.shape, generator=_tiny.generator(300 + index))
+        Muon([alone], LR).step()
+        torch.testing.assert_close(alone, moved)
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    assert isinstance(layer.weight, Tensor)
+    return layer.weight.detach().clone()

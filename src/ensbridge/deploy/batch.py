@@ -273,8 +273,7 @@ def _check_shape(shape: Sequence[int]) -> None:
     if len(shape) != 3 or shape[0] not in MODES:
         raise ValueError(
             f"files cannot be read as images of shape {tuple(shape)}; they have 1, 3 or 4 channels, a height "
-            "and a width, such as --image-shape 3,32,32, and a model that takes no images is called from "
-            "Python, or exported to onnx or pt2"
+            "and a width, such as --image-shape 3,32,32"
         )
 
 

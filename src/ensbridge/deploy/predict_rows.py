@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +31,8 @@ ROW_FILES = (".csv", ".parquet", ".npz")
 LONGEST_LINE = 2**24  # characters of a row of CSV
 READ_TOGETHER = 64  # rows of parquet
 LARGEST_ROW_GROUP = 2**30  # bytes of a group of rows in parquet, whose pages are held together
+MARK_EVERY = 4096  # rows of CSV, whose places in the file are kept
+BROKEN = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))  # not a row's
 LARGEST_ROW = 2**26  # bytes of an example's part of an array
 Specs = tuple[InputSpec, ...]
 Rows = Callable[[int, int], Iterator[Entry]]  # from start to stop; a picklable function
@@ -90,7 +91,7 @@ def _predict_alike(
         inputs = {str(spec.name): part for spec, part in zip(specs, parts, strict=True)}
     try:
         made = each_prediction(fast, inputs, top_k)
-    except torch.OutOfMemoryError:
+    except BROKEN:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # such as a token that has no number
         if len(rows) > 1:
@@ -129,10 +130,11 @@ def _tensor(part: np.ndarray, spec: InputSpec) -> Tensor:
         raise ValueError(f"it has the shape {array.shape}, where the model takes {spec.shape}")
     if dtype.is_floating_point:
         return torch.from_numpy(np.array(array, np.float64)).to(dtype)
-    whole = np.array(array).astype(np.int64)
-    if not (whole == array).all():
-        raise ValueError("it has numbers that are not whole")
-    return torch.from_numpy(whole).to(dtype)
+    with np.errstate(invalid="ignore"):
+        whole = torch.from_numpy(np.array(array).astype(np.int64)).to(dtype)
+    if not (whole.numpy() == array).all():
+        raise ValueError(f"it has numbers that are not whole, or too large for {spec.dtype}")
+    return whole
 
 
 def _words(specs: Specs) -> str:
@@ -146,12 +148,12 @@ def _columns(path: str, names: Sequence[str], specs: Specs) -> tuple[str, ...]:
     """The columns, or arrays, that a model is called with: one for each input, or several for a single one.
 
     Inputs are known by their names, and without such as input_0, input_1 and so on; a single one may have any
-    name, labels aside.
+    name, labels aside, or a column for each of its numbers.
     """
     if len(set(names)) < len(names):
         raise ValueError(f"{path} has several columns of one name; give each its own")
     wanted = input_names(specs)
-    if not wanted:
+    if not wanted or (len(specs) == 1 and wanted[0] not in names):
         chosen = tuple(name for name in names if name.lower() not in LABEL_KEYS)
         if len(chosen) in (1, *specs[0].shape[:1]):
             return chosen
@@ -195,40 +197,77 @@ def open_rows(path: str, specs: Specs, file: IO[bytes]) -> tuple[int, Rows]:
 
 def _csv_file(path: str, specs: Specs, file: IO[bytes]) -> tuple[int, Rows]:
     """Rows of numbers with commas between them, below names of columns or without these."""
-    lines = _cells(path, file)
+    lines = _csv_lines(path, file)
     first = next(lines, None)
     if first is None:
         raise ValueError(f"{path} is empty; give a row of numbers for each example")
-    header = not all(map(_is_number, first))
-    names = [cell.strip() for cell in first] if header else [f"column {n}" for n in range(len(first))]
-    columns = tuple(map(names.index, _columns(path, names, specs)))
-    return sum(1 for _ in lines) + (not header), partial(_csv_rows, path, specs, columns, header)
+    cells = [cell.strip() for cell in _cells(first[1])]
+    header = _is_header(cells)
+    names = cells if header else [f"column {number}" for number in range(len(cells))]
+    chosen = _columns(path, names, specs)
+    if len(specs) == len(chosen) == 1 and math.prod(specs[0].shape) != 1:
+        raise ValueError(
+            f"{path} has one column, and the model takes {_words(specs)}; put commas between numbers"
+        )
+    rows, marks = 0, []
+    for place, _ in lines if header else chain([first], lines):
+        if rows % MARK_EVERY == 0:
+            marks.append(place)
+        rows += 1
+    if not rows:
+        raise ValueError(f"{path} has names of columns and no rows; give one for each example")
+    columns = tuple(map(names.index, chosen))
+    return rows, partial(_csv_rows, path, specs, columns, len(names), tuple(marks))
 
 
 def _csv_rows(
-    path: str, specs: Specs, columns: Sequence[int], header: bool, start: int, stop: int
+    path: str,
+    specs: Specs,
+    columns: Sequence[int],
+    count: int,
+    marks: Sequence[int],
+    start: int,
+    stop: int,
 ) -> Iterator[Entry]:
     with open_regular_file(Path(path)) as file:
-        for number, cells in enumerate(islice(_cells(path, file), start + header, stop + header), start):
+        mark = start // MARK_EVERY
+        file.seek(marks[mark])
+        lines = islice(_csv_lines(path, file), start - mark * MARK_EVERY, stop - mark * MARK_EVERY)
+        for number, (_, line) in enumerate(lines, start):
             name = f"{path}#{number}"
             try:
+                cells = _cells(line)
+                if len(cells) != count:
+                    raise ValueError(f"it has {len(cells)} columns, where the first line has {count}")
                 yield name, _joined([float(cells[index]) for index in columns], specs)
-            except (ValueError, IndexError) as error:
-                reason = "it has too few columns" if isinstance(error, IndexError) else one_line(error)
-                yield name, Unreadable(f"{name} cannot be read ({reason}); give numbers alone")
+            except (ValueError, csv.Error) as error:
+                yield name, Unreadable(f"{name} cannot be read ({one_line(error)}); give numbers alone")
 
 
-def _cells(path: str, file: IO[bytes]) -> Iterator[list[str]]:
-    """The rows of a CSV file as text; empty lines are none."""
-    text = io.TextIOWrapper(file, "utf-8-sig")
-    return (cells for cells in csv.reader(_lines(path, text)) if cells)
-
-
-def _lines(path: str, text: io.TextIOWrapper) -> Iterator[str]:
-    while line := text.readline(LONGEST_LINE):
+def _csv_lines(path: str, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines with where they begin; a row is a line, whatever its quotes, and empty lines are none."""
+    place = file.tell()
+    while line := file.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE:
-            raise ValueError(f"{path} has a line of {LONGEST_LINE:,} characters or more; give shorter ones")
-        yield line
+            raise ValueError(f"{path} has a line of {LONGEST_LINE:,} bytes or more; give shorter ones")
+        if line.strip():
+            yield place, line
+        place += len(line)
+
+
+def _cells(line: bytes) -> list[str]:
+    return next(csv.reader([line.decode("utf-8-sig")], strict=True))
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    """Whether a first line has names: no numbers, or 0, 1, 2, …, as data frames without names have them.
+
+    >>> [_is_header(line.split(",")) for line in ("a,b,label", "0,1,2", "0.5,NA,1", "0,1,label")]
+    [True, True, False, True]
+    """
+    names = [cell for cell in cells if cell.lower() not in LABEL_KEYS]
+    numbered = len(names) > 1 and names == [str(number) for number in range(len(names))]
+    return numbered or not any(map(_is_number, names))
 
 
 def _is_number(cell: str) -> bool:
@@ -244,12 +283,18 @@ def _parquet_file(path: str, specs: Specs, file: IO[bytes]) -> tuple[int, Rows]:
     from pyarrow import parquet
 
     with parquet.ParquetFile(file) as table:
-        groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
-        if max((group.total_byte_size for group in groups), default=0) > LARGEST_ROW_GROUP:
-            raise ValueError(
-                f"{path} has a group of rows of more than {LARGEST_ROW_GROUP:,} bytes; write smaller ones"
-            )
         columns = _columns(path, table.schema_arrow.names, specs)
+        for number in range(table.num_row_groups):
+            group = table.metadata.row_group(number)
+            chunks = [group.column(index) for index in range(group.num_columns)]
+            # Numbers that are alike take few bytes in the file, and all of them in memory.
+            numbers = sum(
+                chunk.num_values for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns
+            )
+            if max(group.total_byte_size, 8 * numbers) > LARGEST_ROW_GROUP:
+                raise ValueError(
+                    f"{path} has a group of rows of more than {LARGEST_ROW_GROUP:,} bytes; write smaller ones"
+                )
         return table.metadata.num_rows, partial(_parquet_rows, path, specs, columns)
 
 
@@ -261,30 +306,44 @@ def _parquet_rows(path: str, specs: Specs, columns: Sequence[str], start: int, s
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows
             if first < stop and first + count > start:
-                batches = file.iter_batches(READ_TOGETHER, row_groups=[group], columns=list(columns))
-                rows = (zip(*(batch.column(name) for name in columns), strict=True) for batch in batches)
-                for number, values in enumerate(chain.from_iterable(rows), first):
-                    if start <= number < stop:
-                        yield _parquet_entry(f"{path}#{number}", [value.as_py() for value in values], specs)
+                at = first
+                for batch in file.iter_batches(READ_TOGETHER, row_groups=[group], columns=list(columns)):
+                    if at >= stop:
+                        return
+                    for number in range(max(start, at), min(stop, at + batch.num_rows)):
+                        values = [batch.column(name)[number - at] for name in columns]
+                        yield _parquet_entry(f"{path}#{number}", values, specs)
+                    at += batch.num_rows
             first += count
 
 
 def _parquet_entry(name: str, values: Sequence[Any], specs: Specs) -> Entry:
-    if any(value is None for value in values):
+    if not all(value.is_valid for value in values):
         return name, Unreadable(f"{name} cannot be read (a number is missing); give all of them")
-    return name, _joined(values, specs)
+    return name, _joined([_numbers(value) for value in values], specs)
+
+
+def _numbers(value: Any) -> Any:
+    """A number of Arrow's, or a list of them, which as an array takes a fraction of a list's memory."""
+    from pyarrow import types
+
+    inner = getattr(value, "values", None)
+    return value.as_py() if inner is None or types.is_nested(inner.type) else np.asarray(inner)
 
 
 def _npz_file(path: str, specs: Specs, file: IO[bytes]) -> tuple[int, Rows]:
     """Arrays whose first dimension counts examples."""
     with zipfile.ZipFile(file) as archive:
-        sizes = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+        arrays = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
+        sizes = {entry.filename.removesuffix(".npy"): entry for entry in arrays}
         headers: dict[str, Header] = {}
         for name in _columns(path, list(sizes), specs):
             with archive.open(sizes[name]) as content:
                 headers[name] = read_header(content, sizes[name].file_size)
     rows = {header.shape[:1] for header in headers.values()}
-    if len(rows) > 1 or () in rows or any(header.columns_first for header in headers.values()):
+    if any(header.columns_first for header in headers.values()):
+        raise ValueError(f"{path} has an array in Fortran's order; save it through np.ascontiguousarray")
+    if len(rows) > 1 or () in rows:
         raise ValueError(f"{path} has no arrays of one row an example; save such, of as many rows each")
     if max(math.prod(header.shape[1:]) * header.dtype.itemsize for header in headers.values()) > LARGEST_ROW:
         raise ValueError(f"{path} has rows of more than {LARGEST_ROW:,} bytes; save smaller ones")

@@ -44,7 +44,7 @@ class BatchPredictor:
     A batch is a mapping with the column `image`: the contents of image files (bytes, or Hugging Face's
     {"bytes": …}) or uint8 pixels. For a model that takes no images it has a column for each input, `column`
     where that has no name. It is returned with the columns that `ensbridge predict` prints, and
-    `error` where an image could not be read. Other columns stay as they are.
+    `error` where an image could not be read; other columns of the batch stay as they are.
 
     >>> import io
     >>> from PIL import Image

@@ -228,9 +228,11 @@ class CandidateTraining:
             except FloatingPointError as error:
                 if DISTILLED not in methods:
                     raise
+                rates = config.values() if not isinstance(config, FitConfig) else [config]
+                rate = next(one.lr for one in rates if one.optimizer == self.distil.optimizer)
                 raise CannotDistil(
                     "the distillation failed, as its loss or a gradient was not finite",
-                    f"give a distil_lr below {self.distil.lr:g}",
+                    f"give a distil_lr below {rate:g}",
                 ) from error
         if timing.seconds["total"]:
             self.say(f"of the training's time: {timing}")

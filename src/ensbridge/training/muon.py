@@ -76,7 +76,8 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         tables: Iterable[Tensor] = (),
     ) -> None:
-        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay})
+        # Capturable, so that loaded counts of steps are brought to where the weights are.
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, "capturable": True})
         self.tables = {id(table) for table in tables}
 
     def orthogonalises(self, weight: Tensor) -> bool:
@@ -99,7 +100,7 @@ class Muon(torch.optim.Optimizer):
             others = []
             for index, weight in enumerate(weights):
                 if self.orthogonalises(weight):
-                    shapes.setdefault(weight.flatten(1).shape, []).append(index)
+                    shapes.setdefault(weight.shape, []).append(index)
                 else:
                     others.append(index)
             for indices in shapes.values():
@@ -114,7 +115,8 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         """Matrices of one shape: Nesterov's momentum, orthogonalised."""
         for weight in weights:
-            self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+            if not self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
         torch._foreach_mul_(momenta, 1 - (1 - MOMENTUM) * taken)
         torch._foreach_add_(momenta, gradients)
