@@ -73,8 +73,8 @@ def lower_rates(configs: Mapping[str, FitConfig], steps: int) -> dict[str, FitCo
     """Configurations in which the rate of a distillation of few steps is lower in proportion.
 
     >>> config = FitConfig(epochs=1, batch_size=2, lr=2e-3)
-    >>> lower_rates({"bridge": config, "distilled": distil_config(config)}, 60)["distilled"].lr
-    0.005
+    >>> lower_rates({"bridge": config, "distilled": distil_config(config)}, 300)["distilled"].lr
+    0.025
     """
     share = min(1.0, steps / FULL_RATE_STEPS)
     return {
