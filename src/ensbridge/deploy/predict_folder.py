@@ -1,7 +1,8 @@
 """Predictions for any number of images into a folder, part by part: what was done is not done again.
 
 Inputs are cut into parts, whose files are written whole or not at all. A run that was killed, or a worker of
-it, does the parts again that have no file; a part has the same rows whoever makes it.
+it, does the parts again that have no file; a part has the same rows whoever makes
+it, to the rounding of float32 where they have other numbers of threads (Ray gives a worker one).
 """
 
 from __future__ import annotations
