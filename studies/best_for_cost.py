@@ -1,8 +1,8 @@
 """CIFAR-10 or -100: the best model at ×1.00, ×1.17 and ×1.33, and what a reviewer would put beside it.
 
     python studies/best_for_cost.py cifar10 OUT --seeds 0 1 2 --epochs 130 --final
-    python studies/best_for_cost.py cifar10 OUT --methods self wider --seeds 0 1 2 --epochs 130 --final
-    python studies/best_for_cost.py cifar10 OUT --methods end2 labels --seeds 0 1 2 --epochs 130 --final
+    python studies/best_for_cost.py cifar10 OUT --methods self wider end2 --seeds 0 1 2 --epochs 130 --final
+    python studies/best_for_cost.py cifar10 OUT --methods labels --seeds 0 1 2 --epochs 130 --final
     python studies/best_for_cost.py cifar100 OUT --recipe cifar100 --seeds 0 --final
 
 Everything is trained side by side on the same batches, for as many passes, towards the members' prediction on
@@ -13,7 +13,7 @@ batches. Of --methods:
                  of its maps and send no gradient into it, one of them at half the resolution
     end-to-end   the same with one bridge, whose gradient goes into the network too
     wider        a wider network of the cost of one bridge, distilled alike
-    self         the control of `distilled`: the first member alone as the teacher
+    self         the control of `distilled` with the second bridge: the first member alone as the teacher
     three        `distilled` with three teachers
     end2         a new network by EnD² at τ = 1
     labels       a new network on mixed labels, without any teacher
@@ -48,6 +48,7 @@ from mixed_labels import MixedLabels
 METHODS = ("distilled", "end-to-end", "wider", "self", "three", "end2", "labels")
 ALONE = ("wider", "end2", "labels")  # networks without bridges
 TEACHERS = {"self": 1, "three": 3}  # others have all
+BRIDGES = {"self": ("coarse",), "end-to-end": ("fine",)}  # others have both
 CHANNELS = {"cifar10": 32, "cifar100": 64}  # of the first map
 WIDER = (35, 68, 138)  # channels: ×1.161 the MACs of (32, 64, 128); twice as many on CIFAR-100
 FEATURES = ("stages.0.0", "stages.1.4", "stages.2.4")  # h₁ and the last maps of the later stages
@@ -64,7 +65,7 @@ SCORES: dict[str, Callable[[int, int], PyramidScore]] = {"fine": fine, "coarse":
 
 def bridges_of(name: str) -> tuple[str, ...]:
     """The bridges of a method."""
-    return () if name in ALONE else ("fine",) if name == "end-to-end" else tuple(SCORES)
+    return () if name in ALONE else BRIDGES.get(name, tuple(SCORES))
 
 
 def student_of(
