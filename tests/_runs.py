@@ -107,10 +107,10 @@ def method(kind: str) -> AbstractMethod | JointTraining:
 
 
 def baselines() -> dict[str, AbstractMethod]:
-    """A student of each kind, taught by one ensemble."""
+    """A student of each kind, taught by one ensemble, the first by labels too."""
     one = bridge()
     return {
-        "ed": EnsembleDistillation(one.ensemble, member(11)),
+        "ed": EnsembleDistillation(one.ensemble, member(11), label_weight=0.5),
         "end2": ProxyEnD2(one.ensemble, member(12)),
         "dbn": one,
     }

@@ -352,16 +352,16 @@ def test_inputs_come_in_many_ways() -> None:
 def test_only_what_has_something_between_is_mixed() -> None:
     tokens = without_labels(texts(8, 0))
     mix = Augment(mixup=0.4)
-    assert augment_inputs(mix, tokens, _tiny.generator(0)) is tokens
+    assert augment_inputs(mix, tokens, _tiny.generator(0))[0] is tokens
     near, far = two_images(8, 0)
-    found = augment_inputs(mix, (near, far), _tiny.generator(0))
+    found, _ = augment_inputs(mix, (near, far), _tiny.generator(0))
     shares = [
         ((new - old.roll(1, 0)) / (old - old.roll(1, 0))).flatten(1).median(1).values
         for new, old in zip(tensors_of(found), (near, far), strict=True)
     ]
     assert shares[0].allclose(shares[1], atol=1e-3)
     images = torch.rand(8, 3, 4, 4)
-    assert tensors_of(augment_inputs(mix, images, _tiny.generator(0)))[0].equal(
+    assert tensors_of(augment_inputs(mix, images, _tiny.generator(0))[0])[0].equal(
         mix(images, _tiny.generator(0))
     )
 

@@ -16,6 +16,7 @@ from ensbridge.data.examples import ExampleSet, ImageSet
 from ensbridge.data.loader import Data
 from ensbridge.data.stream import MEMORY, Stream, collect_within, load_or_stream, parse_memory
 from ensbridge.evaluation.choices import choose
+from ensbridge.methods.base import check_label_weight
 from ensbridge.models.ensemble import Ensemble, checked_members, try_members
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.feature_choice import FeatureChoice, NoBridgeFits, choose_feature
@@ -36,6 +37,7 @@ from ensbridge.training.compress_inputs import (
     pixel_range,
     student_of,
     training_device,
+    try_labels,
     try_validation,
 )
 from ensbridge.training.config import FitConfig, Precision
@@ -70,6 +72,7 @@ def compress(
     lr: float = 2e-3,
     distil_lr: float | None = None,
     augment: Augment | None = None,
+    label_weight: float = 0.0,
     calibrate: bool = True,
     device: torch.device | str | None = None,
     precision: Precision = "auto",
@@ -96,10 +99,10 @@ def compress(
 
     Args:
         members: The classifiers, the source first.
-        train: What to train on; labels are not needed. A DataLoader, a Dataset or another iterable that can
-            be read again is kept in memory where its size is known and fits into `memory` and its images are
-            the same at every reading; otherwise it is streamed, an epoch being one pass, with its
-            augmentation.
+        train: What to train on; labels are needed for `label_weight` alone. A DataLoader, a Dataset or
+            another iterable that can be read again is kept in memory where its size is known and fits into
+            `memory` and its images are the same at every reading; otherwise it is streamed, an epoch being
+            one pass, with its augmentation.
         val: Validation data. With labels it chooses among the candidates and how far the source is trusted,
             and calibrates the result. As much of it is read as fits into `memory`.
         feature: The module of the source whose output bridges read. By default the earliest one whose
@@ -118,6 +121,9 @@ def compress(
         distil_lr: Learning rate of the distillation (Muon); by default 0.05, less in proportion in a
             training of fewer than 600 steps, or 0.1 with `factory`.
         augment: What may be done to an image without changing its class, in addition to mixup.
+        label_weight: How much of the loss is the labels' of `train`, from 0 to 1; the rest is the members'.
+            A mixed image has the labels of both its images. With 0.5 or so the result can be better than the
+            members, and is not as near to them.
         calibrate: Whether to fit a temperature and, where that gains, a multiple of the source's logits to
             add, on labelled `val`.
         device: Where to train; by default a GPU if there is one. Networks return to where they were.
@@ -159,9 +165,10 @@ def compress(
     wrapped = with_preprocessing(nets, preprocess)
     if feature is not None and wrapped[0] is not nets[0]:
         feature = f"net.{feature}"
-    train_set = load_or_stream(train, memory, "train", say, labelled=False)
+    label_weight = check_label_weight(label_weight)
+    train_set = load_or_stream(train, memory, "train", say, labelled=label_weight > 0)
     if not isinstance(train_set, Stream):
-        train_set = train_set.without_labels()
+        train_set = train_set if label_weight else train_set.without_labels()
     elif engine:
         train_set = engine.with_length(train_set)
     length = length_of(train_set)
@@ -177,6 +184,8 @@ def compress(
         image = next(sample.batches(1))[0]
         try_members(ensemble, next(sample.batches(TRIED))[0])
         try_validation(ensemble.source, sample, val_set)
+        if label_weight:
+            try_labels(ensemble.source, sample, "train")
         plan = None
         if budget > 1:
             optional = source == "auto" and feature is None
@@ -201,6 +210,7 @@ def compress(
             run_dir=None if run_dir is None else Path(run_dir),
             seed=int(seed),
             labelled=labelled,
+            label_weight=label_weight,
             quiet=quiet,
             say=say,
             cache=None if cache is None else Path(cache),

@@ -151,8 +151,9 @@ def test_mixup_mixes_two_images_by_a_beta_share(alpha: float) -> None:
     images = torch.zeros(count, 1, 1, 2, dtype=torch.float64)
     images[:, 0, 0, 0] = torch.arange(count) % 2  # neighbours differ: each one's share shows here,
     images[:, 0, 0, 1] = torch.arange(count)  # and its partner here
-    found = mixup(images, alpha, _tiny.generator())
+    found, given = mixup(images, alpha, _tiny.generator())
     share = torch.where(images[:, 0, 0, 0] == 1, found[:, 0, 0, 0], 1 - found[:, 0, 0, 0])
+    assert given.allclose(share, atol=1e-6)
     assert scipy.stats.kstest(share.numpy(), scipy.stats.beta(alpha, alpha).cdf).pvalue > 0.01
     # The same share mixes every pixel: the second is λ·i + (1 - λ)·(partner of i).
     partner = (found[:, 0, 0, 1] - share * images[:, 0, 0, 1]) / (1 - share).clamp_min(1e-9)
@@ -164,7 +165,7 @@ def test_a_small_alpha_mixes_few_images_at_all() -> None:
     """Where floats underflow, two vanished gammas would make an even mixture of every sixth pair."""
     count, law = 2000, scipy.stats.beta(0.01, 0.01)
     images = (torch.arange(count, dtype=torch.float32) % 2).view(count, 1, 1, 1)
-    found = mixup(images, 0.01, _tiny.generator())
+    found, _ = mixup(images, 0.01, _tiny.generator())
     expected = law.cdf(0.9) - law.cdf(0.1)
     mixed = ((found > 0.1) & (found < 0.9)).double().mean().item()
     assert abs(mixed - expected) < 4.5 * math.sqrt(expected / count)
@@ -173,7 +174,7 @@ def test_a_small_alpha_mixes_few_images_at_all() -> None:
 def test_mixup_stays_between_its_two_images_even_for_a_tiny_alpha() -> None:
     images = _tiny.images(50)
     for alpha in (1e-4, 0.4):
-        found = mixup(images, alpha, _tiny.generator())
+        found, _ = mixup(images, alpha, _tiny.generator())
         other = images.roll(1, 0)
         assert found.isfinite().all()
         assert (found >= torch.minimum(images, other) - 1e-6).all()
@@ -185,8 +186,9 @@ def test_mixup_stays_between_its_two_images_even_for_a_tiny_alpha() -> None:
 def test_cutmix_pastes_one_rectangle_of_the_neighbour_of_a_beta_share(alpha: float) -> None:
     count, (height, width) = 1000, (40, 60)
     images = torch.arange(count, dtype=torch.float32).view(count, 1, 1, 1).expand(count, 1, height, width)
-    found = cutmix(images, alpha, _tiny.generator())
+    found, left = cutmix(images, alpha, _tiny.generator())
     pasted = found != images
+    assert torch.allclose(left, 1 - pasted.float().mean((1, 2, 3)))
     assert torch.where(pasted, images.roll(1, 0), images).equal(found)
     rows, columns = pasted[:, 0].any(2), pasted[:, 0].any(1)
     assert (rows[:, :, None] & columns[:, None, :]).equal(pasted[:, 0])  # a product of rows and columns,
@@ -236,7 +238,7 @@ def test_augmentations_are_applied_in_their_order() -> None:
     expected = random_crop(images, 2, draws)
     expected = Augment(flip=True)(expected, draws)
     expected = Augment(noise=0.1)(expected, draws)
-    expected = mixup(expected, 0.4, draws)
+    expected, _ = mixup(expected, 0.4, draws)
     found = Augment(crop=2, flip=True, noise=0.1, mixup=0.4)(images, _tiny.generator(4))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 

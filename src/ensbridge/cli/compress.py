@@ -71,6 +71,9 @@ def compress(
     batch: Batch = 128,
     crop: Annotated[int, option("PIXELS", "Augment by random crops with this much padding.")] = 0,
     flip: Annotated[bool, flag("--flip", "Augment by random horizontal flips.")] = False,
+    label_weight: Annotated[
+        float, option("SHARE", "Share of the training labels in the loss, 0 to 1; members have the rest.")
+    ] = 0.0,
     size: Size = None,
     mean: Mean = None,
     std: Std = None,
@@ -126,6 +129,7 @@ def compress(
             feature=None if feature is None else f"net.{feature.removeprefix('net.')}",
             batch_size=batch,
             augment=Augment(crop=crop, flip=flip) if crop or flip else None,
+            label_weight=label_weight,
             device=device,
             run_dir=run_dir,
             memory=memory,

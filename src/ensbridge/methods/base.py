@@ -9,9 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ensbridge.models.ensemble import Ensemble
@@ -34,7 +36,8 @@ class Batch:
     """A batch of training images with the randomness of its step.
 
     Each network runs once, whichever methods and ensembles ask for it, and without gradients.
-    `feature_names` names the features to keep of each network; `runners` are compiled passes, if any.
+    `feature_names` names the features to keep of each network; `runners` are compiled passes, if any;
+    `mixed` has, for mixed images, the labels of those that were mixed in, and each image's own share.
 
     >>> ensemble = Ensemble([nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)])
     >>> batch = Batch(torch.rand(5, 1, 2, 2), None)
@@ -47,6 +50,7 @@ class Batch:
     generator: torch.Generator | None = None
     feature_names: Mapping[nn.Module, tuple[str, ...]] = field(default_factory=dict, repr=False)
     runners: Mapping[nn.Module, Runner] = field(default_factory=dict, repr=False)
+    mixed: tuple[Tensor, Tensor] | None = None  # (B,) each
     _seen: dict[nn.Module, dict[str | None, Tensor]] = field(default_factory=dict, repr=False)
 
     def teacher_outputs(self, ensemble: Ensemble, feature: str) -> TeacherOutputs:
@@ -57,6 +61,24 @@ class Batch:
     def member_logits(self, ensemble: Ensemble) -> Tensor:
         """Every member's logits (M, B, K)."""
         return ensemble.member_logits(self.images, self.run)
+
+    def label_probs(self, classes: int) -> Tensor:
+        """The labels as probabilities (B, K); a mixed image has those of both its images, by their shares.
+
+        >>> images, labels = torch.rand(2, 1, 2, 2), torch.tensor([0, 2])
+        >>> Batch(images, labels, mixed=(labels.roll(1), torch.tensor([1.0, 0.75]))).label_probs(3)
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.2500, 0.0000, 0.7500]])
+        """
+        if self.labels is None:
+            raise ValueError("a method learns from labels and the data has none; give (images, labels)")
+        check_labels(self.labels, classes)
+        ids = torch.arange(classes, device=self.labels.device)
+        own = (self.labels[:, None] == ids).float()
+        if self.mixed is None:
+            return own
+        others, share = self.mixed
+        return share[:, None] * own + (1 - share[:, None]) * (others[:, None] == ids)
 
     def run(self, network: nn.Module, images: Inputs, *features: str) -> tuple[Tensor, ...]:
         """What `forward_with_features` gives for the batch's images, from one pass whoever asks."""
@@ -74,6 +96,17 @@ class Batch:
         return tuple(seen[name] for name in (None, *features))
 
 
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Refuse labels that are no classes; an accelerator's are not looked at, which would stall it."""
+    if labels.device.type != "cpu":
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"labels span {low} to {high}; networks of {classes} classes need 0 to {classes - 1}"
+        )
+
+
 def feature_names_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, ...]]:
     """Every network that the teachers run, with the features that are read of it.
 
@@ -88,6 +121,29 @@ def feature_names_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, 
         if feature is not None and feature not in feature_names[ensemble.source]:
             feature_names[ensemble.source] += (feature,)
     return feature_names
+
+
+def check_label_weight(label_weight: float) -> float:
+    """The weight of the labels in a distillation, the teachers having the rest."""
+    known = isinstance(label_weight, Real) and not isinstance(label_weight, bool)
+    if not known or not 0 <= label_weight <= 1:
+        raise ValueError(
+            f"label_weight is {label_weight!r}; it must lie in [0, 1], where 0 learns from the members alone"
+        )
+    return float(label_weight)
+
+
+def with_labels(loss: Tensor, logits: Tensor, batch: Batch, label_weight: float) -> Tensor:
+    """A distillation's loss for these logits, mixed with the cross-entropy of the batch's labels.
+
+    >>> logits, batch = torch.zeros(2, 3), Batch(torch.rand(2, 1, 2, 2), torch.tensor([0, 2]))
+    >>> with_labels(torch.tensor(1.0), logits, batch, 0.5) == (1 + torch.tensor(3).log()) / 2
+    tensor(True)
+    """
+    if not label_weight:
+        return loss
+    labels = batch.label_probs(logits.shape[-1])
+    return (1 - label_weight) * loss + label_weight * F.cross_entropy(logits, labels)
 
 
 def kl_loss(log_p: Tensor, logits: Tensor) -> Tensor:

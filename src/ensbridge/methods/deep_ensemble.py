@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ensbridge.methods.base import AbstractMethod, Batch, Teacher
+from ensbridge.methods.base import AbstractMethod, Batch, Teacher, check_labels
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.utils.inputs import map_inputs
 
@@ -38,13 +38,7 @@ class DeepEnsemble(AbstractMethod):
             raise ValueError("members learn from labels and the data has none; give (images, labels)")
         images, labels = map_inputs(self._own, batch.images), self._own(batch.labels)
         logits = self.ensemble.member_logits(images)
-        if labels.device.type == "cpu":  # looking at an accelerator's would stall it
-            low, high = int(labels.min()), int(labels.max())
-            if low < 0 or high >= logits.shape[-1]:
-                raise ValueError(
-                    f"labels span {low} to {high}; members of {logits.shape[-1]} classes need 0 to "
-                    f"{logits.shape[-1] - 1}"
-                )
+        check_labels(labels, logits.shape[-1])
         every = labels.expand(len(logits), -1)
         return F.cross_entropy(logits.flatten(0, 1), every.flatten()) * len(logits)
 

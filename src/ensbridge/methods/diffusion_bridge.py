@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import Bridge, BridgeConfig
 from ensbridge.bridge.sampler import estimate_z0
-from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher, TeacherOutputs, kl_loss
+from ensbridge.methods.base import (
+    AbstractMethod,
+    Batch,
+    EmaRule,
+    Teacher,
+    TeacherOutputs,
+    check_label_weight,
+    kl_loss,
+    with_labels,
+)
 from ensbridge.models.ensemble import Ensemble, SampledEnsemble, ensemble_logit, random_member, weights_digest
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import find_module
@@ -32,7 +41,8 @@ class DiffusionBridge(AbstractMethod):
     KL(ensemble ‖ bridge). `target` names members by index, all of them unless given; `target=(0,)` is the
     control that has the source alone as its target. With `draw="member"` Z_0 is the logit of one member,
     drawn anew for each image and step, so that samples of the bridge stand for members; with "mean" it is
-    that of their mean prediction. Labels are never used.
+    that of their mean prediction. Labels are used by "kl" with a `label_weight` alone: that is the share of
+    their cross-entropy in the loss.
 
     >>> from ensbridge.models import ResNet
     >>> members = [ResNet((1,), (8,), 3, stem=8) for _ in range(3)]
@@ -54,6 +64,7 @@ class DiffusionBridge(AbstractMethod):
         loss: Literal["bridge", "kl"] = "bridge",
         target: Sequence[int] | None = None,
         draw: Draw = "mean",
+        label_weight: float = 0.0,
         config: BridgeConfig | None = None,
     ) -> None:
         if loss not in ("bridge", "kl"):
@@ -62,6 +73,11 @@ class DiffusionBridge(AbstractMethod):
             raise ValueError(
                 f"draw is {draw!r} with loss={loss!r}; it must be 'mean', or 'member' with "
                 "loss='bridge', as KL trains a single deterministic step"
+            )
+        if check_label_weight(label_weight) and loss != "kl":
+            raise ValueError(
+                f"label_weight is {label_weight} with loss={loss!r}, which has no predictions to compare "
+                "with labels; give loss='kl', or leave it out"
             )
         if config is None:
             config = BridgeConfig(z_input=score.z_input) if isinstance(score, ScoreNet) else BridgeConfig()
@@ -79,7 +95,7 @@ class DiffusionBridge(AbstractMethod):
         others = [ensemble.members[index] for index in self.target if index]
         self._teachers = Ensemble([ensemble.source, *others])
         self.feature = feature
-        self.objective, self.draw = loss, draw
+        self.objective, self.draw, self.label_weight = loss, draw, float(label_weight)
         self.bridge = self.student = Bridge(score, config, (0.0, 1.0) if loss == "kl" else None)
         self.ema = EmaRule(config.ema, config.ema_warmup, config.ema_swapped)
 
@@ -89,7 +105,7 @@ class DiffusionBridge(AbstractMethod):
         if self.objective == "kl":
             now = z1.new_ones(len(z1))
             end = estimate_z0(self.bridge.epsilon, self.bridge.schedule, z1, outputs.feature, now)
-            return kl_loss(z0.log_softmax(-1), end)
+            return with_labels(kl_loss(z0.log_softmax(-1), end), end, batch, self.label_weight)
         t = self.draw_times(len(z1), z1.device, batch.generator)
         sample = self.bridge.schedule.sample(z0, z1, t, batch.generator)
         # Eq. 8 in units of √beta: squared error summed over classes, mean over the batch.
@@ -151,6 +167,7 @@ class DiffusionBridge(AbstractMethod):
             "feature": self.feature,
             "target": list(self.target),
             **({"draw": self.draw} if self.draw != "mean" else {}),
+            **({"label_weight": self.label_weight} if self.label_weight else {}),
             "teachers": weights_digest(self.ensemble),
             "config": asdict(self.bridge.config),
             "score": str(self.bridge.score),

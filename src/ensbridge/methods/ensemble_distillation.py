@@ -12,7 +12,14 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher
+from ensbridge.methods.base import (
+    AbstractMethod,
+    Batch,
+    EmaRule,
+    Teacher,
+    check_label_weight,
+    with_labels,
+)
 from ensbridge.models.ensemble import Ensemble, at_least_float32, weights_digest
 from ensbridge.models.features import read_logits
 from ensbridge.utils.inputs import call_network
@@ -32,10 +39,11 @@ def distillation_loss(logits_BK: Tensor, teachers_MBK: Tensor, tau: float) -> Te
 
 
 class EnsembleDistillation(AbstractMethod):
-    """A student of a single network's cost, distilled from the ensemble without labels.
+    """A student of a single network's cost, distilled from the ensemble, by default without labels.
 
     At `tau=1.0` the target is the mean of the members' predictions, and the gradient that of the KL
-    divergence from it. With `ema` the student ends with averaged weights.
+    divergence from it. With a `label_weight` the loss is that weight's share of the labels' cross-entropy and
+    the rest of this. With `ema` the student ends with averaged weights.
 
     >>> import torch
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(3)]
@@ -45,18 +53,25 @@ class EnsembleDistillation(AbstractMethod):
     """
 
     def __init__(
-        self, ensemble: Ensemble, student: nn.Module, *, tau: float = 4.0, ema: EmaRule | None = None
+        self,
+        ensemble: Ensemble,
+        student: nn.Module,
+        *,
+        tau: float = 4.0,
+        label_weight: float = 0.0,
+        ema: EmaRule | None = None,
     ) -> None:
         if not tau > 0:
             raise ValueError(f"tau is {tau}; the temperature of the distillation must be above 0, such as 4")
         self.ensemble = ensemble.eval()
         self.student = student
-        self.tau, self.ema = tau, ema
+        self.tau, self.label_weight, self.ema = tau, check_label_weight(label_weight), ema
 
     def loss(self, batch: Batch) -> Tensor:
-        """The softened cross-entropy with every member."""
+        """The softened cross-entropy with every member, and with the labels if they have a weight."""
         logits = at_least_float32(read_logits(call_network(self.student, batch.images)))
-        return distillation_loss(logits, batch.member_logits(self.ensemble), self.tau)
+        loss = distillation_loss(logits, batch.member_logits(self.ensemble), self.tau)
+        return with_labels(loss, logits, batch, self.label_weight)
 
     def model(self) -> nn.Module:
         """The student, at temperature 1."""
@@ -77,5 +92,6 @@ class EnsembleDistillation(AbstractMethod):
             "tau": self.tau,
             "teachers": weights_digest(self.ensemble),
             "student": str(self.student),
+            **({"label_weight": self.label_weight} if self.label_weight else {}),
             **({"ema": asdict(self.ema)} if self.ema else {}),
         }

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from ensbridge.bridge.bridge import Bridge
 from ensbridge.bridge.sampler import estimate_z0
-from ensbridge.methods.base import AbstractMethod, Batch, EmaRule, Teacher, kl_loss
+from ensbridge.methods.base import (
+    AbstractMethod,
+    Batch,
+    EmaRule,
+    Teacher,
+    check_label_weight,
+    kl_loss,
+    with_labels,
+)
 from ensbridge.models.ensemble import Ensemble, at_least_float32, ensemble_logit, weights_digest
 from ensbridge.models.fast_ensemble import FastEnsemble
 from ensbridge.models.features import FeatureExtractor, feature_names, joined
@@ -25,7 +33,9 @@ class JointDistillation(AbstractMethod):
 
     The loss is KL(ensemble ‖ source) plus KL(ensemble ‖ bridge) for each bridge. Unless `end_to_end`, bridges
     send no gradient into the source, which learns what it would learn alone, so that several bridges can be
-    tried beside it at once. `source` and `bridges` are parts of the student with an optimiser each.
+    tried beside it at once. With a `label_weight` each of these losses is that weight's share of the labels'
+    cross-entropy and the rest of the KL. `source` and `bridges` are parts of the student with an optimiser
+    each.
 
     >>> from ensbridge.models import ResNet, ScoreNet
     >>> members = [ResNet((1,), (8,), 3, stem=8) for _ in range(3)]
@@ -47,6 +57,7 @@ class JointDistillation(AbstractMethod):
         feature: str | Sequence[str],
         *,
         end_to_end: bool = False,
+        label_weight: float = 0.0,
         ema: EmaRule | None = None,
     ) -> None:
         if not bridges:
@@ -55,16 +66,16 @@ class JointDistillation(AbstractMethod):
             )
         self.features = feature_names(source, feature or "")
         self.ensemble, self.source, self.bridges = ensemble.eval(), source, dict(bridges)
-        self.end_to_end, self.ema = end_to_end, ema
+        self.end_to_end, self.label_weight, self.ema = end_to_end, check_label_weight(label_weight), ema
         self.student = nn.ModuleDict({"source": source, "bridges": nn.ModuleDict(self.bridges)})
         self._extractor = FeatureExtractor(source, *self.features)
 
     def loss(self, batch: Batch) -> Tensor:
-        """The sum of the source's and the bridges' KL divergences from the ensemble, mean over the batch."""
+        """The sum of the source's and the bridges' losses: KL from the ensemble, mean over the batch."""
         target = ensemble_logit(batch.member_logits(self.ensemble)).log_softmax(-1)
         logits, *maps = self._extractor(batch.images)
         logits = at_least_float32(logits)
-        losses = [kl_loss(target, logits)]
+        losses = [with_labels(kl_loss(target, logits), logits, batch, self.label_weight)]
         if not self.end_to_end:
             logits, maps = logits.detach(), [h.detach() for h in maps]
         h = joined(maps)
@@ -72,7 +83,7 @@ class JointDistillation(AbstractMethod):
             temperature = bridge.draw_temperature(len(logits), logits.device, batch.generator)
             z1 = bridge.start(logits, temperature)
             z0 = estimate_z0(bridge.epsilon, bridge.schedule, z1, h, z1.new_ones(len(z1)))
-            losses.append(kl_loss(target, z0))
+            losses.append(with_labels(kl_loss(target, z0), z0, batch, self.label_weight))
         return torch.stack(losses).sum()
 
     def model(self) -> FastEnsemble:
@@ -102,6 +113,7 @@ class JointDistillation(AbstractMethod):
         return {
             "method": "joint_distillation",
             "end_to_end": self.end_to_end,
+            **({"label_weight": self.label_weight} if self.label_weight else {}),
             "feature": self.features[0] if len(self.features) == 1 else list(self.features),
             "teachers": weights_digest(self.ensemble),
             "source": str(self.source),

@@ -24,23 +24,28 @@ TrainData = ExampleSet | Stream | CachedData
 
 @dataclass(frozen=True)
 class Inputs:
-    """The images of a step and, where they are known, the teachers' outputs: logits, then features."""
+    """The images of a step and, where they are known, the teachers' outputs: logits, then features.
+
+    `mixed` has the labels of the images that were mixed in, and each image's own share, both (B,).
+    """
 
     images: Any
     labels: Tensor | None
     outputs: Mapping[nn.Module, tuple[Tensor, ...]] = field(default_factory=dict)
+    mixed: tuple[Tensor, Tensor] | None = None
 
     def tensors(self) -> list[Tensor]:
         """All of it in one list."""
         outputs = [tensor for output in self.outputs.values() for tensor in output]
         labels = [] if self.labels is None else [self.labels]
-        return [*tensors_of(self.images), *labels, *outputs]
+        return [*tensors_of(self.images), *labels, *(self.mixed or ()), *outputs]
 
     def clone(self) -> Inputs:
         """The same in memory of its own."""
         outputs = {net: tuple(tensor.clone() for tensor in output) for net, output in self.outputs.items()}
         labels = None if self.labels is None else self.labels.clone()
-        return Inputs(map_inputs(torch.clone, self.images), labels, outputs)
+        mixed = self.mixed and (self.mixed[0].clone(), self.mixed[1].clone())
+        return Inputs(map_inputs(torch.clone, self.images), labels, outputs, mixed)
 
 
 class AbstractBatches(ABC):

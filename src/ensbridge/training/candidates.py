@@ -106,6 +106,7 @@ class CandidateTraining:
     run_dir: Path | None
     seed: int
     labelled: bool  # whether validation can choose among temperatures
+    label_weight: float  # of the training labels in every loss
     quiet: bool
     say: Say
     cache: Path | None = None  # where the members' outputs are kept
@@ -170,17 +171,22 @@ class CandidateTraining:
         """Untrained bridges beside the first member, by temperature and number."""
         if self.plan is None:
             return {}
-        feature = self.plan.feature
+        feature, weight = self.plan.feature, self.label_weight
         return {
-            name: DiffusionBridge(self.ensemble, bridge.score, feature, loss="kl", config=bridge.config)
+            name: DiffusionBridge(
+                self.ensemble, bridge.score, feature, loss="kl", label_weight=weight, config=bridge.config
+            )
             for name, bridge in self._bridges(TEMPERATURES, self.plan.score).items()
         }
 
     def _distillation(self, student: nn.Module) -> JointDistillation | EnsembleDistillation:
+        weight = self.label_weight
         if self.plan is None:
-            return EnsembleDistillation(self.ensemble, student, tau=1.0, ema=EMA)
+            return EnsembleDistillation(self.ensemble, student, tau=1.0, label_weight=weight, ema=EMA)
         bridges = self._bridges(DISTILLED_TEMPERATURES, self.plan.score)
-        return JointDistillation(self.ensemble, student, bridges, self.plan.feature, ema=EMA)
+        return JointDistillation(
+            self.ensemble, student, bridges, self.plan.feature, label_weight=weight, ema=EMA
+        )
 
     def _bridges(self, temperatures: Sequence[float], score: nn.Module) -> dict[str, Bridge]:
         """Untrained bridges whose weights depend on the seed and their number alone."""

@@ -154,7 +154,7 @@ class CompiledStep(AbstractStep):
             outputs = self.teaching.start(passes)
         self.teaching.join()
         known = {**inputs.outputs, **dict(zip(self.runners, outputs, strict=True))}
-        return Inputs(batch.images, batch.labels, known)
+        return Inputs(batch.images, batch.labels, known, batch.mixed)
 
     def hold(self, fetched: Inputs) -> None:
         """Make this the batch of the next step."""
@@ -165,7 +165,7 @@ class CompiledStep(AbstractStep):
         known: dict[nn.Module, Runner] = {
             network: lambda _, output=output: output for network, output in held.outputs.items()
         }
-        batch = Batch(held.images, held.labels, self.generator, self.feature_names, known)
+        batch = Batch(held.images, held.labels, self.generator, self.feature_names, known, held.mixed)
         if not isinstance(self.method, JointTraining):
             return self.method.losses(batch)
         methods = self.method.methods

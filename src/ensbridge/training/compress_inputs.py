@@ -86,11 +86,20 @@ def try_validation(source: nn.Module, train: ExampleSet, val: ExampleSet | None)
             ranges = f"val has pixels from {least:.3g} to {most:.3g}, train from {low:.3g} to {high:.3g}"
             raise ValueError(f"{ranges}; give them alike")
     if val.labels is not None:
-        with torch.no_grad():
-            classes = read_logits(call_network(source, next(val.batches(1))[0])).shape[-1]
-        low, high = int(val.labels.min()), int(val.labels.max())
-        if low < 0 or high >= classes:
-            raise ValueError(f"val has labels from {low} to {high}; the members' are 0 to {classes - 1}")
+        try_labels(source, val, "val")
+
+
+def try_labels(source: nn.Module, data: ExampleSet, name: str) -> None:
+    """Refuse data without labels, and labels of no class."""
+    if data.labels is None:
+        raise ValueError(
+            f"label_weight was given and {name} has no labels; give (images, labels), or leave it out"
+        )
+    with torch.no_grad():
+        classes = read_logits(call_network(source, next(data.batches(1))[0])).shape[-1]
+    low, high = int(data.labels.min()), int(data.labels.max())
+    if low < 0 or high >= classes:
+        raise ValueError(f"{name} has labels from {low} to {high}; the members' are 0 to {classes - 1}")
 
 
 def training_device(nets: Sequence[nn.Module], device: torch.device | str | None) -> torch.device:

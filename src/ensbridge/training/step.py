@@ -227,8 +227,10 @@ def augmented(
     runners: Mapping[nn.Module, Runner] | None = None,
 ) -> Batch:
     """The batch of a step, augmented."""
-    images = map_inputs(Tensor.contiguous, augment_inputs(config.augment, inputs.images, generator))
-    return Batch(images, inputs.labels, generator, feature_names, runners or {})
+    images, share = augment_inputs(config.augment, inputs.images, generator)
+    images, labels = map_inputs(Tensor.contiguous, images), inputs.labels
+    mixed = None if share is None or labels is None else (labels.roll(1), share)
+    return Batch(images, labels, generator, feature_names, runners or {}, mixed)
 
 
 class ShardedRNG(TorchFunctionMode):
@@ -270,7 +272,8 @@ def shard(batch: Batch, engine: Engine) -> tuple[Batch, ShardedRNG, float]:
     rows = engine.rows(count)
     labels = None if batch.labels is None else batch.labels[rows]
     images = map_inputs(lambda tensor: tensor[rows].contiguous(), batch.images)
-    part = Batch(images, labels, batch.generator, batch.feature_names, batch.runners)
+    mixed = batch.mixed and (batch.mixed[0][rows], batch.mixed[1][rows])
+    part = Batch(images, labels, batch.generator, batch.feature_names, batch.runners, mixed)
     return part, ShardedRNG(batch.generator, rows, count), (rows.stop - rows.start) / count
 
 
