@@ -6,8 +6,8 @@
     python studies/best_for_cost.py cifar100 OUT --recipe cifar100 --seeds 0 --final
 
 Everything is trained side by side on the same batches, for as many passes, towards the members' prediction on
-the augmented image; labels are used by `labels` alone. A seed decides the first weights, the first seed the
-batches. Of --methods:
+the augmented image; labels are used by `labels` and `labelled` alone, mixed as the images are. A seed decides
+the first weights, the first seed the batches. Of --methods:
 
     distilled    a new network distilled from all members at τ = 1, and two bridges at T = 2 that read three
                  of its maps and send no gradient into it, one of them at half the resolution
@@ -16,7 +16,8 @@ batches. Of --methods:
     self         the control of `distilled` with the second bridge: the first member alone as the teacher
     three        `distilled` with three teachers
     end2         a new network by EnD² at τ = 1
-    labels       a new network on mixed labels, without any teacher
+    labels       a new network on labels, without any teacher
+    labelled     `distilled` with the second bridge and labels beside the teachers, at --label-weight
 
 A whole model of each method and seed is left in OUT/…/models, and measured again from there.
 """
@@ -43,12 +44,11 @@ from ensbridge.methods import (
     ProxyEnD2,
 )
 from ensbridge.models import PyramidScore
-from mixed_labels import MixedLabels
 
-METHODS = ("distilled", "end-to-end", "wider", "self", "three", "end2", "labels")
+METHODS = ("distilled", "end-to-end", "wider", "self", "three", "end2", "labels", "labelled")
 ALONE = ("wider", "end2", "labels")  # networks without bridges
 TEACHERS = {"self": 1, "three": 3}  # others have all
-BRIDGES = {"self": ("coarse",), "end-to-end": ("fine",)}  # others have both
+BRIDGES = {"self": ("coarse",), "labelled": ("coarse",), "end-to-end": ("fine",)}  # others have both
 CHANNELS = {"cifar10": 32, "cifar100": 64}  # of the first map
 WIDER = (35, 68, 138)  # channels: ×1.161 the MACs of (32, 64, 128); twice as many on CIFAR-100
 FEATURES = ("stages.0.0", "stages.1.4", "stages.2.4")  # h₁ and the last maps of the later stages
@@ -68,10 +68,8 @@ def bridges_of(name: str) -> tuple[str, ...]:
     return () if name in ALONE else BRIDGES.get(name, tuple(SCORES))
 
 
-def student_of(
-    name: str, recipe: Recipe, teachers: eb.Ensemble, run: Run, seed: int, mixup: float
-) -> AbstractMethod:
-    """A network without bridges, which learns from the teachers or, of `labels`, from mixed labels."""
+def student_of(name: str, recipe: Recipe, teachers: eb.Ensemble, run: Run, seed: int) -> AbstractMethod:
+    """A network without bridges, which learns from the teachers or, of `labels`, from labels."""
     classes, channels = len(recipe.class_names), CHANNELS[recipe.name]
     if name == "wider":
         widths = [width * channels // 32 for width in WIDER]
@@ -79,22 +77,20 @@ def student_of(
         return EnsembleDistillation(teachers, wider, tau=1.0, ema=EmaRule(EMA))
     student = run.build(recipe.member, "student", seed)
     if name == "labels":
-        return MixedLabels(
-            lambda labels: EnsembleDistillation(labels, student, tau=1.0, ema=EmaRule(EMA)), mixup, classes
-        )
+        return EnsembleDistillation(teachers, student, tau=1.0, label_weight=1.0, ema=EmaRule(EMA))
     method = ProxyEnD2(teachers, student, tau=1.0)
     method.ema = EmaRule(EMA)
     return method
 
 
-def spec(recipe: Recipe, name: str, seed: int, fit: eb.FitConfig) -> MethodSpec:
+def spec(recipe: Recipe, name: str, seed: int, fit: eb.FitConfig, label_weight: float) -> MethodSpec:
     """A network and its bridges."""
 
     def make(run: Run) -> AbstractMethod:
         assert run.members is not None
         teachers = run.members.first(TEACHERS.get(name, len(run.members)))
         if name in ALONE:
-            return student_of(name, recipe, teachers, run, seed, fit.augment.mixup)
+            return student_of(name, recipe, teachers, run, seed)
         classes, channels = len(recipe.class_names), CHANNELS[recipe.name]
         source = run.build(recipe.member, "student", seed)
         bridges = {
@@ -106,23 +102,23 @@ def spec(recipe: Recipe, name: str, seed: int, fit: eb.FitConfig) -> MethodSpec:
             for label in bridges_of(name)
         }
         return JointDistillation(
-            teachers, source, bridges, FEATURES, end_to_end=name == "end-to-end", ema=EmaRule(EMA)
+            teachers,
+            source,
+            bridges,
+            FEATURES,
+            end_to_end=name == "end-to-end",
+            label_weight=label_weight if name == "labelled" else 0.0,
+            ema=EmaRule(EMA),
         )
 
-    unmixed = replace(fit, augment=replace(fit.augment, mixup=0.0))  # it mixes labels with images itself
-    return MethodSpec(name, make, unmixed if name == "labels" else fit)
-
-
-def job_of(name: str) -> str:
-    """The folder that a method is trained in: labels have batches of their own."""
-    return "labels" if name.startswith("labels") else "all"
+    return MethodSpec(name, make, fit)
 
 
 def whole_model(run: Run, name: str, saved: Path) -> eb.FastEnsemble:
     """A method's network with all its bridges: the saved one, or the one that was just trained."""
     if (saved / name).exists():
         return eb.load(saved / name).to(run.device)
-    model = run.methods(job_of(name))[name].model()
+    model = run.methods("all")[name].model()
     if not isinstance(model, eb.FastEnsemble):
         model = eb.FastEnsemble(model.net if isinstance(model, DirichletClassifier) else model)
     model.save(saved / name, image_shape=(3, 32, 32))
@@ -152,7 +148,7 @@ def models_of(name: str, seed: int, members: int, saved: Path) -> list[TableMode
         else:
             info = ModelInfo("EnD2" if name == "end2" else "ED", teachers)
         label = " + ".join((f"{name} {seed}", *chosen))
-        models.append(TableModel(info, (job_of(name),), built(chosen), name=label))
+        models.append(TableModel(info, ("all",), built(chosen), name=label))
     return models
 
 
@@ -161,6 +157,7 @@ def main() -> None:
     asked = parser(__doc__, epochs=320)
     asked.add_argument("--methods", nargs="+", choices=METHODS, default=["distilled"])
     asked.add_argument("--seeds", type=int, nargs="+", default=[0])
+    asked.add_argument("--label-weight", type=float, default=0.5, help="of `labelled`")
     asked.set_defaults(mixup=1.0, lr=0.1)
     options, recipe, data, members = begin(asked)
     fit = replace(
@@ -169,13 +166,11 @@ def main() -> None:
     which = [(name, seed) for name in options.methods for seed in options.seeds]
     out = options.out / f"{'-'.join(options.methods)}-{'-'.join(map(str, options.seeds))}"
     saved = out / "models"
-    specs = {f"{name}-{seed}": spec(recipe, name, seed, fit) for name, seed in which}
+    specs = {f"{name}-{seed}": spec(recipe, name, seed, fit, options.label_weight) for name, seed in which}
     models = [model for name, seed in which for model in models_of(name, seed, len(members), saved)]
     trained = all((saved / name).exists() for name in specs)
-    groups: dict[str, dict[str, MethodSpec]] = {}
-    for name, method in specs.items():
-        groups.setdefault(job_of(name), {})[name] = method
-    jobs = [Job(folder, folder, methods, labelled=folder == "labels") for folder, methods in groups.items()]
+    labelled = any(name.startswith("label") for name in options.methods)
+    jobs = [Job("all", "all", specs, labelled=labelled)]
     if trained:
         jobs, models = [], [replace(model, needs=()) for model in models]
     recipe = replace(recipe, members=len(members))

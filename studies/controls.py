@@ -33,7 +33,6 @@ from ensbridge.methods import (
     JointDistillation,
     ProxyEnD2,
 )
-from mixed_labels import MixedLabels
 from provenance import provenance
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -97,18 +96,22 @@ class Study:
         assert recipe.headline_fit is not None
         self.recipe, self.seed, self.ema = recipe, seed, EmaRule(recipe.bridge.ema)
         self.distil = eb.experiments.seeded(recipe.headline_fit, seed, "bridge")
-        self.mixup = self.distil.augment.mixup
-        self.unmixed = replace(self.distil.augment, mixup=0.0)  # where a method mixes labels with images
 
     def members(self, run: Run, *chosen: int, mixup: bool = False) -> eb.Ensemble:
         """Some of the members, by index, of those that were trained with mixup or without."""
         nets = list(eb.experiments.trained_ensemble(run, self.recipe, self.recipe.members).members)
         if mixup:
-            nets = [run.methods(f"mixup-{index + 1}")["member"].student for index in range(len(nets))]
+            trained = [run.methods(f"mixup-{index + 1}")["member"].model() for index in range(len(nets))]
+            nets = [net for ensemble in trained for net in ensemble.members]  # type: ignore[union-attr]
         return eb.Ensemble([nets[index] for index in chosen]).eval()
 
     def pair(
-        self, run: Run, teachers: eb.Ensemble, source: nn.Module, base: float | None = None
+        self,
+        run: Run,
+        teachers: eb.Ensemble,
+        source: nn.Module,
+        base: float | None = None,
+        label_weight: float = 0.0,
     ) -> AbstractMethod:
         """A copy of a source that is distilled, and a bridge beside it at temperature `base`."""
         base = self.recipe.headline_temperature if base is None else base
@@ -116,7 +119,9 @@ class Study:
         score = run.build(lambda: self.recipe.score("none"), "score")
         bridges = {"bridge": Bridge(score, config, (0.0, 1.0))}  # type: ignore[arg-type]
         source = copy.deepcopy(source).requires_grad_()
-        return JointDistillation(teachers, source, bridges, self.recipe.feature, ema=self.ema)
+        return JointDistillation(
+            teachers, source, bridges, self.recipe.feature, label_weight=label_weight, ema=self.ema
+        )
 
     def taught_by(self, *chosen: int, mixup: bool = False, base: float | None = None) -> Entry:
         """The pair of the first member, taught by these."""
@@ -152,11 +157,12 @@ class Study:
     def on_labels(self, student: Callable[[], nn.Module], epochs: float | None = None) -> Entry:
         """New weights that learn mixed labels."""
         return Entry(
-            lambda run: MixedLabels(
-                lambda labels: EnsembleDistillation(
-                    labels, run.build(student, "student"), tau=1.0, ema=self.ema
-                ),
-                self.mixup,
+            lambda run: EnsembleDistillation(
+                self.members(run, 0),
+                run.build(student, "student"),
+                tau=1.0,
+                label_weight=1.0,
+                ema=self.ema,
             ),
             teachers=0,
             epochs=epochs,
@@ -165,8 +171,8 @@ class Study:
     def groups(self) -> dict[str, dict[str, Entry]]:
         """The jobs, each with its models by name: taught by networks, by labels, and by labels for longer."""
         member, mixed = self.recipe.member, "members trained with mixup: "
-        pair_on_labels = lambda run: MixedLabels(  # noqa: E731
-            lambda labels: self.pair(run, labels, self.members(run, 0).source), self.mixup
+        pair_on_labels = lambda run: self.pair(  # noqa: E731
+            run, self.members(run, 0), self.members(run, 0).source, label_weight=1.0
         )
         taught = {
             **{name: self.taught_by(*chosen) for name, chosen in TARGETS.items()},
@@ -189,11 +195,9 @@ class Study:
         name = f"one network on mixed labels, {LONG_EPOCHS} passes"
         return {"taught": taught, "labelled": labelled, "long": {name: self.on_labels(member, LONG_EPOCHS)}}
 
-    def spec(self, entry: Entry, labelled: bool) -> MethodSpec:
+    def spec(self, entry: Entry) -> MethodSpec:
         """Muon for networks, the recipe's Adam for bridges."""
         network = replace(self.distil, lr=entry.rate, epochs=entry.epochs or self.distil.epochs)
-        if labelled:
-            network = replace(network, augment=self.unmixed)
         bridge = replace(network, optimizer="adam", lr=self.recipe.kl_fit.lr, weight_decay=0.0)
         parts = {"source": network, "bridges": bridge} if entry.bridged else {}
         return MethodSpec("control", entry.make, network, parts)
@@ -202,10 +206,8 @@ class Study:
         """A member that is trained on mixed labels."""
         seed = eb.experiments.derive_seed(self.seed, "mixup member", index)
         net = lambda: eb.experiments.build(self.recipe.member, seed)  # noqa: E731
-        make = lambda run: MixedLabels(  # noqa: E731
-            lambda labels: EnsembleDistillation(labels, net().to(run.device), tau=1.0), self.mixup
-        )
-        fit = replace(self.recipe.member_fit, seed=seed, augment=self.unmixed)
+        make = lambda run: eb.methods.DeepEnsemble([net().to(run.device)])  # noqa: E731
+        fit = replace(self.recipe.member_fit, seed=seed, augment=self.distil.augment)
         methods = {"member": MethodSpec("member", make, fit)}
         return Job(f"mixup-{index + 1}", "members", methods, labelled=True)
 
@@ -219,7 +221,7 @@ class Study:
         for folder, entries in self.groups().items():
             labelled = folder != "taught"
             keys = {f"{number:02}": name for number, name in enumerate(entries)}
-            specs = {key: self.spec(entries[name], labelled) for key, name in keys.items()}
+            specs = {key: self.spec(entries[name]) for key, name in keys.items()}
             jobs.append(Job(folder, folder, specs, folders, labelled=labelled))
             models += [trained_model(folder, key, name, entries[name].teachers) for key, name in keys.items()]
         return replace(members, jobs=tuple(jobs), models=tuple(models))

@@ -1,10 +1,9 @@
 """What best_for_cost.py measured, as one JSON for the pages: means over seeds, and paired differences.
 
-    python studies/make_best.py cifar10 OUT/distilled-0-1-2 [OUT/self-wider-0-1-2 …]
+    python studies/make_best.py cifar10 OUT/distilled-0-1-2 [OUT/self-0-1-2 …]
 
-Writes results/cifar10/best.json, of the validation images and, where they were measured, of the test images.
-The first folder is that of the distilled network; what the others hold is compared with it.
-A standard error is over images, of the mean over seeds; the seeds stand beside it.
+Adds to results/cifar10/best.json what the folders hold of models that are not in it with as many seeds, of
+the validation images and, where they were measured, of the test images, and compares all of them.
 """
 
 from __future__ import annotations
@@ -27,6 +26,12 @@ from provenance import provenance
 
 OUT = RESULTS / "cifar10" / "best.json"
 EPOCHS, SEEDS = 130, (0, 1, 2)
+COMMANDS = [
+    "python studies/best_for_cost.py cifar10 OUT --seeds 0 1 2 --epochs 130 --final",
+    "python studies/best_for_cost.py cifar10 OUT --methods self --seeds 0 1 2 --epochs 130 --final",
+    "python studies/best_for_cost.py cifar10 OUT --methods labels --seeds 0 1 2 --epochs 130 --final",
+    "python studies/make_best.py cifar10 OUT/distilled-0-1-2 OUT/self-0-1-2 OUT/labels-0-1-2",
+]
 SUFFIXES = {  # a model's name after its seed, and what its row is called
     "": "",
     " + fine": "+ fine bridge",
@@ -55,6 +60,9 @@ DIFFERENCES = (
     ("+ coarse bridge", "wider student"),
     ("distilled network", "EnD², τ = 1"),
     ("distilled network", "mixed labels"),
+    ("mixed labels", "DE-5"),
+    ("control", "DE-1"),
+    ("control + coarse bridge", "control"),
 )
 # Short runs on validation images by an earlier script with the settings of best_for_cost.py: mixup α = 1,
 # three teachers, one seed, EMA. By SGD is 0.2 with weight decay 5e-4 for the network and Adam at 2e-3 for its
@@ -105,59 +113,96 @@ def row_names() -> dict[tuple[str, str], str]:
     }
 
 
-def measured(folder: Path, part: str, labels: Tensor) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Each model's row, and its NLL of each image as the mean over seeds."""
+def measured(
+    folder: Path, part: str, labels: Tensor
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[int, Tensor]]]:
+    """Each model's row, and its NLL of each image by seed."""
     rows = {row.model: row for row in eb.evaluation.read_scores(folder / f"{part}.json").rows}
     with np.load(folder / f"{part}.npz") as arrays:
         log_probs = {name: torch.from_numpy(arrays[name]).float() for name in rows}
-    groups = {name: [name] for name, row in rows.items() if row.method == "DE"}
+    groups = {name: {0: name} for name, row in rows.items() if row.method == "DE"}
     for (method, suffix), model in row_names().items():
-        names = [f"{method} {seed}{suffix}" for seed in SEEDS]
-        if names[0] in rows:
+        names = {seed: f"{method} {seed}{suffix}" for seed in SEEDS}
+        names = {seed: name for seed, name in names.items() if name in rows}
+        if names:
             groups[model] = names
-    documents, nlls = [], {}
+    documents, nlls = {}, {}
     for model, names in groups.items():
-        first, predicted = rows[names[0]], [log_probs[name] for name in names]
-        seed: int | list[int] = 0 if first.method == "DE" else list(SEEDS)
-        trained = provenance("cifar10", first.method, first.members, seed, EPOCHS)
-        nlls[model] = torch.stack([eb.metrics.nll_per_image(each, labels) for each in predicted]).mean(0)
-        scored = figures([rows[name] for name in names], predicted, labels)
-        se = eb.metrics.standard_error(nlls[model])
-        documents.append({"part": part, "model": model, **trained, **scored, "nll_se": se})
+        of_model = [rows[name] for name in names.values()]
+        predicted = [log_probs[name] for name in names.values()]
+        seed: int | list[int] = 0 if of_model[0].method == "DE" else list(names)
+        trained = provenance("cifar10", of_model[0].method, of_model[0].members, seed, EPOCHS)
+        nlls[model] = {
+            number: eb.metrics.nll_per_image(each, labels)
+            for number, each in zip(names, predicted, strict=True)
+        }
+        scored = figures(of_model, predicted, labels)
+        se = eb.metrics.standard_error(torch.stack([*nlls[model].values()]).mean(0))
+        documents[model] = {"part": part, "model": model, **trained, **scored, "nll_se": se}
     return documents, nlls
+
+
+def difference(
+    model: dict[str, Any], than: dict[str, Any], nlls: dict[str, dict[int, Tensor]]
+) -> dict[str, Any]:
+    """By how much the NLL of one row is above another's, with standard errors over seeds and over images.
+
+    Seeds share their first weights and batches, so that they are compared one by one; an ensemble is one for
+    all of them. Images are compared for the seeds of which both models' predictions are at hand.
+    """
+    of_model, of_other = ({"of": row["nll"]["each"], "seeds": row["seed"]} for row in (model, than))
+    count = max(len(of_model["of"]), len(of_other["of"]))
+    each = [row["of"] * (count if len(row["of"]) == 1 else 1) for row in (of_model, of_other)]
+    above = [one - other for one, other in zip(*each, strict=True)]
+    found = nlls.get(model["model"], {}), nlls.get(than["model"], {})
+    seeds = [
+        seed for seed in SEEDS if all(seed in of_seed or len(of_seed) == 1 for of_seed in found if of_seed)
+    ]
+    images = None
+    if all(found) and seeds:
+        pairs = [tuple(of_seed.get(seed, of_seed.get(0)) for of_seed in found) for seed in seeds]
+        images = eb.metrics.standard_error(torch.stack([one - other for one, other in pairs]).mean(0))  # type: ignore[operator]
+    return {
+        "part": model["part"],
+        "of": model["model"],
+        "than": than["model"],
+        "nll": mean(above),
+        "se": images,
+        "se_seeds": stdev(above) / count**0.5 if count > 1 else None,
+        "image_seeds": len(seeds) if images is not None else 0,
+    }
 
 
 def main() -> None:
     """Write the JSON."""
     data, folders = eb.data.open_splits(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]]
+    kept = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {"rows": [], "differences": []}
     rows, differences = [], []
     for part, held in (("validation", data.val), ("test", data.test)):
         assert held.labels is not None
-        nlls: dict[str, Tensor] = {}
+        nlls: dict[str, dict[int, Tensor]] = {}
+        of_part = {row["model"]: row for row in kept["rows"] if row["part"] == part}
         for folder in folders:
-            if not (folder / f"{part}.json").exists():
-                continue
-            of_folder, losses = measured(folder, part, held.labels)
-            rows += [row for row in of_folder if row["model"] not in nlls]  # each folder has the ensembles
-            nlls |= losses
+            if (folder / f"{part}.json").exists():
+                found, losses = measured(folder, part, held.labels)
+                for model, row in found.items():
+                    if model not in of_part or len(row["nll"]["each"]) > len(of_part[model]["nll"]["each"]):
+                        of_part[model] = row
+                nlls |= losses
+        rows += of_part.values()
+        before = {(row["of"], row["than"]): row for row in kept["differences"] if row["part"] == part}
         for model, than in DIFFERENCES:
-            if model not in nlls or than not in nlls:
-                continue
-            change = nlls[model] - nlls[than]
-            se = eb.metrics.standard_error(change)
-            differences.append(
-                {"part": part, "of": model, "than": than, "nll": change.mean().item(), "se": se}
-            )
+            if model in of_part and than in of_part:
+                new, old = difference(of_part[model], of_part[than], nlls), before.get((model, than))
+                if old and old["se"] is not None and new["image_seeds"] < old.get("image_seeds", len(SEEDS)):
+                    new |= {"se": old["se"], "image_seeds": old.get("image_seeds", len(SEEDS))}
+                differences.append(new)
     tried = [
         provenance("cifar10", "DBN" if bridge else "ED", 3, 0, epochs)
         | {"model": optimizer, "bridge": bridge, "acc": acc, "nll": nll, "ece": ece}
         for epochs, optimizer, bridge, acc, nll, ece in TRIED
     ]
-    commands = [
-        "python studies/best_for_cost.py cifar10 OUT --seeds 0 1 2 --epochs 130 --final",
-        f"python studies/make_best.py cifar10 {' '.join(f'OUT/{folder.name}' for folder in folders)}",
-    ]
-    document = {"commands": commands, "rows": rows, "differences": differences, "tried": tried}
+    document = {"commands": COMMANDS, "rows": rows, "differences": differences, "tried": tried}
     OUT.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

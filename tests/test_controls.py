@@ -1,4 +1,4 @@
-"""The parts of the controls' study that are its own: mixed labels as a teacher, and a member's entropy."""
+"""The parts of the controls' study that are its own, as a member with the ensemble's entropy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from types import ModuleType
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import ensbridge as eb
-from ensbridge.methods import Batch, EnsembleDistillation
 
 
 @pytest.fixture(autouse=True)
@@ -25,36 +23,8 @@ def controls() -> ModuleType:
     return importlib.import_module("controls")
 
 
-def on_labels(net: nn.Module, mixup: float) -> eb.methods.AbstractMethod:
-    build = lambda labels: EnsembleDistillation(labels, net, tau=1.0)  # noqa: E731
-    return importlib.import_module("mixed_labels").MixedLabels(build, mixup)
-
-
 def network() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 10))
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(3)
-
-
-def test_mixed_labels_are_those_of_the_images_that_were_mixed() -> None:
-    net = network()
-    images, classes = torch.rand(8, 1, 4, 4), torch.arange(8)
-    one_hot = F.one_hot(classes, 10).float()[:, :, None, None].expand(-1, -1, 4, 4)
-    mixed = eb.data.Augment(mixup=0.4)(torch.cat([images, one_hot], 1), generator())
-    target = mixed[:, 1:, 0, 0]
-    loss = on_labels(net, 0.4).loss(Batch(images, classes, generator()))
-    assert not target.equal(one_hot[:, :, 0, 0])  # something was mixed
-    assert target.sum(1).allclose(torch.ones(8))
-    assert loss.isclose(F.cross_entropy(net(mixed[:, :1]), target), atol=1e-5)
-
-
-def test_without_mixing_it_is_the_cross_entropy_of_the_labels() -> None:
-    net = network()
-    images, classes = torch.rand(8, 1, 4, 4), torch.arange(8)
-    loss = on_labels(net, 0.0).loss(Batch(images, classes, generator()))
-    assert loss.isclose(F.cross_entropy(net(images), classes), atol=1e-5)
 
 
 def test_the_tempered_member_has_the_ensembles_entropy(controls: ModuleType) -> None:

@@ -133,17 +133,19 @@ def check_label_weight(label_weight: float) -> float:
     return float(label_weight)
 
 
-def with_labels(loss: Tensor, logits: Tensor, batch: Batch, label_weight: float) -> Tensor:
+def with_labels(distill: Callable[[], Tensor], logits: Tensor, batch: Batch, label_weight: float) -> Tensor:
     """A distillation's loss for these logits, mixed with the cross-entropy of the batch's labels.
 
     >>> logits, batch = torch.zeros(2, 3), Batch(torch.rand(2, 1, 2, 2), torch.tensor([0, 2]))
-    >>> with_labels(torch.tensor(1.0), logits, batch, 0.5) == (1 + torch.tensor(3).log()) / 2
+    >>> with_labels(lambda: torch.tensor(1.0), logits, batch, 0.5) == (1 + torch.tensor(3).log()) / 2
     tensor(True)
     """
     if not label_weight:
-        return loss
-    labels = batch.label_probs(logits.shape[-1])
-    return (1 - label_weight) * loss + label_weight * F.cross_entropy(logits, labels)
+        return distill()
+    of_labels = F.cross_entropy(logits, batch.label_probs(logits.shape[-1]))
+    if label_weight == 1:
+        return of_labels
+    return (1 - label_weight) * distill() + label_weight * of_labels
 
 
 def kl_loss(log_p: Tensor, logits: Tensor) -> Tensor:

@@ -84,7 +84,9 @@ class BezierCurve(AbstractMethod):
             raise ValueError("a curve learns from labels and the data has none; give (images, labels)")
         images = cast(Tensor, batch.images)
         alpha = torch.rand((), generator=batch.generator, device=images.device)
-        return F.cross_entropy(at_least_float32(self.curve_point(images, alpha)), batch.labels)
+        logits = at_least_float32(self.curve_point(images, alpha))
+        mixed = batch.mixed is not None
+        return F.cross_entropy(logits, batch.label_probs(logits.shape[-1]) if mixed else batch.labels)
 
     def model(self) -> nn.Module:
         """The network at the curve's centre."""

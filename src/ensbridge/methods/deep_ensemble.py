@@ -33,14 +33,17 @@ class DeepEnsemble(AbstractMethod):
         self.student = self.ensemble
 
     def loss(self, batch: Batch) -> Tensor:
-        """The sum over members of the mean cross-entropy with the labels."""
+        """The sum over members of the mean cross-entropy with the labels; those of mixed images are mixed."""
         if batch.labels is None:
             raise ValueError("members learn from labels and the data has none; give (images, labels)")
         images, labels = map_inputs(self._own, batch.images), self._own(batch.labels)
         logits = self.ensemble.member_logits(images)
         check_labels(labels, logits.shape[-1])
-        every = labels.expand(len(logits), -1)
-        return F.cross_entropy(logits.flatten(0, 1), every.flatten()) * len(logits)
+        if batch.mixed is None:
+            every = labels.expand(len(logits), -1).flatten()
+        else:
+            every = self._own(batch.label_probs(logits.shape[-1])).repeat(len(logits), 1)
+        return F.cross_entropy(logits.flatten(0, 1), every) * len(logits)
 
     def _own(self, rows: Tensor) -> Tensor:
         """The rows of its part."""

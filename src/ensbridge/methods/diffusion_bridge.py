@@ -105,7 +105,7 @@ class DiffusionBridge(AbstractMethod):
         if self.objective == "kl":
             now = z1.new_ones(len(z1))
             end = estimate_z0(self.bridge.epsilon, self.bridge.schedule, z1, outputs.feature, now)
-            return with_labels(kl_loss(z0.log_softmax(-1), end), end, batch, self.label_weight)
+            return with_labels(lambda: kl_loss(z0.log_softmax(-1), end), end, batch, self.label_weight)
         t = self.draw_times(len(z1), z1.device, batch.generator)
         sample = self.bridge.schedule.sample(z0, z1, t, batch.generator)
         # Eq. 8 in units of √beta: squared error summed over classes, mean over the batch.

@@ -70,8 +70,11 @@ class EnsembleDistillation(AbstractMethod):
     def loss(self, batch: Batch) -> Tensor:
         """The softened cross-entropy with every member, and with the labels if they have a weight."""
         logits = at_least_float32(read_logits(call_network(self.student, batch.images)))
-        loss = distillation_loss(logits, batch.member_logits(self.ensemble), self.tau)
-        return with_labels(loss, logits, batch, self.label_weight)
+
+        def distill() -> Tensor:
+            return distillation_loss(logits, batch.member_logits(self.ensemble), self.tau)
+
+        return with_labels(distill, logits, batch, self.label_weight)
 
     def model(self) -> nn.Module:
         """The student, at temperature 1."""
@@ -82,8 +85,8 @@ class EnsembleDistillation(AbstractMethod):
         return [self.student]
 
     def teachers(self) -> Sequence[Teacher]:
-        """The ensemble."""
-        return [(self.ensemble, None)]
+        """The ensemble, unless labels have all the weight."""
+        return [(self.ensemble, None)] if self.label_weight < 1 else []
 
     def describe(self) -> dict[str, Any]:
         """The temperature, the teachers and the student's architecture."""

@@ -72,10 +72,12 @@ class JointDistillation(AbstractMethod):
 
     def loss(self, batch: Batch) -> Tensor:
         """The sum of the source's and the bridges' losses: KL from the ensemble, mean over the batch."""
-        target = ensemble_logit(batch.member_logits(self.ensemble)).log_softmax(-1)
+        target = None
+        if self.label_weight < 1:
+            target = ensemble_logit(batch.member_logits(self.ensemble)).log_softmax(-1)
         logits, *maps = self._extractor(batch.images)
         logits = at_least_float32(logits)
-        losses = [with_labels(kl_loss(target, logits), logits, batch, self.label_weight)]
+        losses = [self._loss(target, logits, batch)]
         if not self.end_to_end:
             logits, maps = logits.detach(), [h.detach() for h in maps]
         h = joined(maps)
@@ -83,8 +85,17 @@ class JointDistillation(AbstractMethod):
             temperature = bridge.draw_temperature(len(logits), logits.device, batch.generator)
             z1 = bridge.start(logits, temperature)
             z0 = estimate_z0(bridge.epsilon, bridge.schedule, z1, h, z1.new_ones(len(z1)))
-            losses.append(with_labels(kl_loss(target, z0), z0, batch, self.label_weight))
+            losses.append(self._loss(target, z0, batch))
         return torch.stack(losses).sum()
+
+    def _loss(self, target: Tensor | None, logits: Tensor, batch: Batch) -> Tensor:
+        """KL from the target, which is there unless labels have all the weight, mixed with the labels'."""
+
+        def distill() -> Tensor:
+            assert target is not None
+            return kl_loss(target, logits)
+
+        return with_labels(distill, logits, batch, self.label_weight)
 
     def model(self) -> FastEnsemble:
         """The source with all bridges, whose predictions are averaged."""
@@ -105,8 +116,8 @@ class JointDistillation(AbstractMethod):
         return [self._extractor, *(bridge.score for bridge in self.bridges.values())]
 
     def teachers(self) -> Sequence[Teacher]:
-        """The ensemble."""
-        return [(self.ensemble, None)]
+        """The ensemble, unless labels have all the weight."""
+        return [(self.ensemble, None)] if self.label_weight < 1 else []
 
     def describe(self) -> dict[str, Any]:
         """The teachers, the source's architecture and the bridges' switches."""
