@@ -298,10 +298,13 @@ def best(part: str) -> Iterator[Sequence[str]]:
 
 @lines
 def best_differences(part: str) -> Iterator[Sequence[str]]:
-    """Paired differences of the NLL between them."""
+    """Paired differences of the NLL between them, with errors over seeds and, as far as known, over images."""
     for row in read("cifar10/best.json")["differences"]:
         if row["part"] == part:
-            yield row["of"], row["than"], with_error(row["nll"], row["se"])
+            images = "" if row["se"] is None else f"± {row['se']:.4f}"
+            if row["image_seeds"] not in (0, 3):
+                images += f" ({row['image_seeds']} seed)"
+            yield row["of"], row["than"], with_error(row["nll"], row["se_seeds"]), images
 
 
 @lines
