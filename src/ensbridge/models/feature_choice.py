@@ -118,10 +118,10 @@ def choose_feature(
     allowed = (budget - 1) * whole / bridges
     for candidate in candidates:
         last = has_channels_last(candidate.output, image)
-        score = fitting_score(candidate.output, classes, allowed, last)
-        if score is not None:
-            state = torch.zeros(1, classes), torch.ones(1)
-            ratio = 1 + bridges * count_macs(score, torch.zeros(candidate.output.shape), *state) / whole
+        fitting = fitting_score(candidate.output, classes, allowed, last)
+        if fitting is not None:
+            macs, score = fitting
+            ratio = 1 + bridges * macs / whole
             shape = "×".join(map(str, candidate.output.shape[1:])) + (", channels last" if last else "")
             output = f"its output is {shape}"
             summary = f"bridges read {candidate.name!r}, {why} ({output}); ×{ratio:.2f} the source's MACs"

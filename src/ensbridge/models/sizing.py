@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -91,24 +91,33 @@ def has_channels_last(feature: Tensor, inputs: Inputs) -> bool:
     return alike(first, second) and not alike(second, third)
 
 
+Score: TypeAlias = MapScore | TokenScore
+Build: TypeAlias = Callable[[], Score]
+
+
 def fitting_score(
     feature: Tensor, classes: int, most_macs: float, channels_last: bool = False
-) -> MapScore | TokenScore | None:
-    """The largest score network for a feature (1, …) that costs at most `most_macs` for one image.
+) -> tuple[int, Score] | None:
+    """The MACs for one image, and the largest score network for a feature (1, …) with at most `most_macs`.
 
     None where not even one of half the feature's channels, capped at 32, is cheap enough, or where the
     feature is neither a map, nor tokens, nor a vector.
 
     >>> import torch
-    >>> score = fitting_score(torch.rand(1, 16, 8, 8), classes=10, most_macs=4e5)
-    >>> type(score).__name__, score.score.channels
-    ('MapScore', 16)
+    >>> macs, score = fitting_score(torch.rand(1, 16, 8, 8), classes=10, most_macs=4e5)
+    >>> type(score).__name__, score.score.channels, macs
+    ('MapScore', 16, 357928)
     """
-    # A feature that even the narrowest are too dear for is left at once: there may be many such.
-    if cheapest_macs(feature, classes, channels_last) > most_macs:
+    fitting: list[tuple[int, Build]] = []
+    for pair in _priced(feature, classes, channels_last):
+        cheap = [(macs, build) for macs, build in pair if macs <= most_macs]
+        if not cheap:
+            break  # wider ones are dearer still
+        fitting += cheap
+    if not fitting:
         return None
-    priced = _priced(feature, classes, channels_last)
-    return max(((macs, score) for macs, score in priced if macs <= most_macs), key=lambda pair: pair[0])[1]
+    macs, build = max(fitting, key=lambda priced: priced[0])
+    return macs, build()
 
 
 def cheapest_macs(feature: Tensor, classes: int, channels_last: bool = False) -> float:
@@ -118,21 +127,24 @@ def cheapest_macs(feature: Tensor, classes: int, channels_last: bool = False) ->
     >>> cheapest_macs(torch.rand(1, 16), classes=10), cheapest_macs(torch.rand(1, 16, 8, 8, 8), classes=10)
     (984.0, inf)
     """
-    narrowest = islice(_priced(feature, classes, channels_last), 2)
+    narrowest = next(_priced(feature, classes, channels_last), [])
     return min((float(macs) for macs, _ in narrowest), default=math.inf)
 
 
-def _priced(
-    feature: Tensor, classes: int, channels_last: bool
-) -> Iterator[tuple[int, MapScore | TokenScore]]:
-    """Every score network that a feature may have, on the CPU wherever that is, with its MACs."""
-    blank = torch.zeros(feature.shape)
-    state, now = torch.zeros(len(blank), classes), torch.ones(len(blank))
-    for score in _candidates(feature.shape, classes, channels_last):
-        yield count_macs(score, blank, state, now), score
+def _priced(feature: Tensor, classes: int, channels_last: bool) -> Iterator[list[tuple[int, Build]]]:
+    """What builds the two score networks of each width that a feature may have, with their MACs.
+
+    These are counted on the device "meta", where shapes are all there is: a wide map would take seconds.
+    """
+    for pair in _candidates(feature.shape, classes, channels_last):
+        with torch.device("meta"):
+            blank, now = torch.zeros(feature.shape), torch.ones(len(feature))
+            state = torch.zeros(len(feature), classes)
+            priced = [(count_macs(build(), blank, state, now), build) for build in pair]
+        yield priced
 
 
-def _candidates(shape: Sequence[int], classes: int, channels_last: bool) -> Iterator[MapScore | TokenScore]:
+def _candidates(shape: Sequence[int], classes: int, channels_last: bool) -> Iterator[list[Build]]:
     """Score networks of several widths, two of each, none wider than the paper's: as wide as the feature."""
     channels = shape[1] if len(shape) == 4 and not channels_last else shape[-1]
     least = min(32, max(8, channels // 2))
@@ -141,8 +153,9 @@ def _candidates(shape: Sequence[int], classes: int, channels_last: bool) -> Iter
             continue
         if len(shape) == 4:
             size = min(shape[1:3] if channels_last else shape[2:])
-            yield MapScore(classes, channels, width, size, False, channels_last)
-            yield MapScore(classes, channels, width, size, True, channels_last)
+            yield [
+                partial(MapScore, classes, channels, width, size, deep, channels_last)
+                for deep in (False, True)
+            ]
         elif len(shape) in (2, 3):
-            yield TokenScore(classes, channels, width)
-            yield TokenScore(classes, channels, 2 * width)
+            yield [partial(TokenScore, classes, channels, wide) for wide in (width, 2 * width)]
