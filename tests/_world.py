@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import multiprocessing
 import os
 import pickle
@@ -12,9 +11,11 @@ import signal
 import socket
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from ensbridge.methods import AbstractMethod, Batch, BridgeConfig, DiffusionBrid
 from ensbridge.methods.base import Teacher
 from ensbridge.models.ensemble import Ensemble
 from ensbridge.training import FitConfig, fit
+from ensbridge.training.compiled import StepKind, step_kinds
 from ensbridge.training.distributed import Engine, join
 from ensbridge.training.fit import TimeBudgetExceeded
 
@@ -157,18 +159,33 @@ def plain(kind: str) -> AbstractMethod:
     return StepDistillation(bridge, (0.0, 0.2, 1.0), mode="progressive") if kind == "progressive" else bridge
 
 
-def train_plain(engine: Engine | None) -> dict[str, tuple[dict[str, Tensor], float]]:
+def train_plain(
+    engine: Engine | None, kinds: Sequence[str] = PLAIN, step: StepKind | None = None
+) -> dict[str, tuple[dict[str, Tensor], float]]:
     """The weights and the loss of every plain method."""
     done = {}
-    for kind in PLAIN:
+    for kind in kinds:
         method = plain(kind)
         # Mixed labels would be wrong for members and curves, but not for this comparison.
-        result = fit(method, _tiny.data(), replace(CONFIG, optimizer="sgd", weight_decay=0.01), engine=engine)
+        config = replace(CONFIG, optimizer="sgd", weight_decay=0.01)
+        result = fit(method, _tiny.data(), config, step=step, engine=engine)
         done[kind] = _runs.state(method.student), result.loss
     return done
 
 
-def train_kind(engine: Engine | None, kind: str, folder: Path, die: int = 0) -> tuple[dict[str, Tensor], int]:
+def train_compiled(
+    engine: Engine, kinds: Sequence[str]
+) -> tuple[dict[str, tuple[dict[str, Tensor], float]], int]:
+    """The same by compiled steps, whose graphs run as autograd traced them; and how many graphs there are."""
+    counters = importlib.import_module("torch._dynamo.utils").counters
+    torch.compile = partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
+    done = train_plain(engine, kinds, "compiled")
+    return done, counters["stats"]["unique_graphs"]
+
+
+def train_kind(
+    engine: Engine | None, kind: str, folder: Path, die: int = 0, step: StepKind | None = None
+) -> tuple[dict[str, Tensor], int]:
     """A run of `_runs`, whose networks have batch norm; at step `die` every process is killed."""
 
     def progress(step: int, total: int, loss: float) -> None:
@@ -176,12 +193,35 @@ def train_kind(engine: Engine | None, kind: str, folder: Path, die: int = 0) -> 
             os.kill(os.getpid(), signal.SIGKILL)
 
     method = _runs.method(kind)
-    result = fit(method, _runs.data(), _runs.config(kind), folder, progress, engine=engine)
+    with torch.compiler.set_stance("force_eager"):
+        result = fit(method, _runs.data(), _runs.config(kind), folder, progress, step=step, engine=engine)
     return _runs.state(method.student), result.resumed_from
 
 
-def train_every_kind(engine: Engine, folder: Path) -> dict[str, dict[str, Tensor]]:
-    return {kind: train_kind(engine, kind, folder / kind)[0] for kind in _runs.KINDS}
+def train_every_kind(
+    engine: Engine, folder: Path, step: StepKind | None = None
+) -> dict[str, dict[str, Tensor]]:
+    return {kind: train_kind(engine, kind, folder / kind, step=step)[0] for kind in _runs.KINDS}
+
+
+def fail_to_compile(engine: Engine, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """What is trained where one process has no compiler, what eager steps train, and the warnings."""
+
+    def compile(*_: Any, **options: Any) -> None:
+        raise RuntimeError("no compiler was found")
+
+    fit_module = importlib.import_module("ensbridge.training.fit")
+    expected, method = _runs.method("together"), _runs.method("together")
+    fit(expected, _runs.data(), _runs.config("together"), engine=engine)
+    fit_module.step_kinds = lambda *_: step_kinds(None, torch.device("cuda"), engine)
+    if engine.rank == rank:
+        torch.compile = compile  # type: ignore[assignment]
+    with warnings.catch_warnings(record=True) as said, torch.compiler.set_stance("force_eager"):
+        warnings.simplefilter("always")
+        fit(method, _runs.data(), _runs.config("together"), engine=engine)
+    assert all(network._compiled_call_impl is None for network in method.networks())
+    told = [str(each.message) for each in said if each.filename == __file__]
+    return _runs.state(method.student), _runs.state(expected.student), told
 
 
 class Spoilt(AbstractMethod):
@@ -198,7 +238,7 @@ class Spoilt(AbstractMethod):
             return loss
         if self.how == "error":
             raise ValueError(GONE)
-        return loss * math.nan
+        return loss + float(self.how)
 
     def model(self) -> nn.Module:
         return self.inner.model()
@@ -213,10 +253,11 @@ class Spoilt(AbstractMethod):
         return self.inner.describe()
 
 
-def go_wrong(engine: Engine, rank: int, how: str) -> str:
+def go_wrong(engine: Engine, rank: int, how: str, step: StepKind | None = None) -> str:
     """Fit a method that goes wrong at step 3 of one process; its first loss is a trial's."""
     method = Spoilt(4 if engine.rank == rank else 0, how)
-    fit(method, _runs.data(), _runs.config("members"), engine=engine)
+    with torch.compiler.set_stance("force_eager"):
+        fit(method, _runs.data(), _runs.config("members"), step=step, engine=engine)
     return "trained"
 
 

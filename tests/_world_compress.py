@@ -20,6 +20,7 @@ import ensbridge as eb
 from ensbridge.data import ImageSet, Stream
 from ensbridge.metrics import nll
 from ensbridge.training import FitConfig, fit
+from ensbridge.training.compiled import StepKind
 from ensbridge.training.distributed import Engine
 
 COUNT = 96
@@ -122,7 +123,9 @@ def read_part(engine: Engine, kind: str) -> list[int]:
     return items.seen[1:]  # without the one that the teachers are tried with
 
 
-def train(engine: Engine, kind: str, folder: Path, die: int = 0) -> tuple[dict[str, Tensor], int]:
+def train(
+    engine: Engine, kind: str, folder: Path, die: int = 0, step: StepKind | None = None
+) -> tuple[dict[str, Tensor], int]:
     """A run of 12 steps on a stream; at step `die` every process is killed."""
 
     def progress(step: int, total: int, loss: float) -> None:
@@ -131,7 +134,8 @@ def train(engine: Engine, kind: str, folder: Path, die: int = 0) -> tuple[dict[s
 
     method = _runs.bridge()
     config = FitConfig(epochs=1, batch_size=10, lr=0.02, steps=12, checkpoint_every=4)
-    result = fit(method, Stream(data_of(kind)), config, folder, progress, engine=engine)
+    with torch.compiler.set_stance("force_eager"):
+        result = fit(method, Stream(data_of(kind)), config, folder, progress, step=step, engine=engine)
     return _runs.state(method.student), result.resumed_from
 
 

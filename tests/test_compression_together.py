@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+import torch
 
 import _runs
 import _world
@@ -76,6 +77,14 @@ def test_killed_both_resume_where_they_were_in_the_stream(
     assert first[1] == second[1] == 4
     assert _runs.same(first[0], second[0])
     assert _runs.same(first[0], whole[0])
+
+
+def test_compiled_steps_on_a_stream_learn_what_eager_ones_learn(both: _world.Both, tmp_path: Path) -> None:
+    (eager, _), _ = both(_world_compress.train, "loader", tmp_path / "eager")
+    first, second = both(_world_compress.train, "loader", tmp_path / "compiled", 0, "compiled")
+    assert _runs.same(first[0], second[0])
+    for name, tensor in first[0].items():
+        torch.testing.assert_close(tensor, eager[name], rtol=1e-5, atol=1e-6)
 
 
 def test_a_cache_is_for_one_process(both: _world.Both, tmp_path: Path) -> None:

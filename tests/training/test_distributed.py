@@ -19,6 +19,7 @@ from ensbridge.experiments import evaluate_run, train_recipe
 from ensbridge.training import distributed as engine_module
 from ensbridge.training import fit
 from ensbridge.training.checkpoint import load_checkpoint
+from ensbridge.training.compiled import step_kinds
 from ensbridge.training.distributed import Engine, World, find_world, join, rank_zero_only
 
 several = pytest.mark.skipif(
@@ -42,12 +43,18 @@ def trained(both: _world.Both, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return both(_world.train_every_kind, folder), folder
 
 
+@pytest.fixture(scope="module")
+def plainly(both: _world.Both) -> list[Any]:
+    """What two processes trained without batch norm."""
+    return both(_world.train_plain)
+
+
 # ------------------------------------------------------------------------------ training
 
 
 @several
-def test_without_batch_norm_two_processes_train_what_one_does(both: _world.Both) -> None:
-    one, (first, second) = _world.train_plain(None), both(_world.train_plain)
+def test_without_batch_norm_two_processes_train_what_one_does(plainly: list[Any]) -> None:
+    one, (first, second) = _world.train_plain(None), plainly
     assert set(one) == set(_world.PLAIN)
     for kind, (weights, loss) in one.items():
         start = _runs.state(_world.plain(kind).student)
@@ -73,6 +80,53 @@ def test_both_processes_have_the_same_weights_and_running_statistics(trained: tu
         assert _runs.same(_world.train_kind(None, kind, folder / kind)[0], first[kind])
         steps = [json.loads(line)["step"] for line in (folder / kind / "log.jsonl").read_text().splitlines()]
         assert steps == [3, 6, 9, 12]
+
+
+@several
+def test_compiled_steps_of_two_processes_learn_what_eager_ones_learn(
+    both: _world.Both, plainly: list[Any]
+) -> None:
+    kinds = "members", "bridge", "progressive"
+    (first, graphs), (second, _) = both(_world.train_compiled, kinds)
+    assert graphs >= 2  # both bridges have one
+    for kind in kinds:
+        weights, loss = plainly[0][kind]
+        assert _runs.same(first[kind][0], second[kind][0]), kind
+        assert first[kind][1] == second[kind][1] == pytest.approx(loss, rel=1e-4)
+        for name, weight in weights.items():
+            torch.testing.assert_close(
+                first[kind][0][name], weight, rtol=1e-4, atol=1e-5, msg=f"{kind} {name}"
+            )
+
+
+@several
+def test_compiled_steps_average_running_statistics_and_resume(
+    both: _world.Both, trained: tuple[list[Any], Path], tmp_path: Path
+) -> None:
+    first, second = both(_world.train_every_kind, tmp_path, "compiled")
+    for kind in _runs.KINDS:
+        assert _runs.same(first[kind], second[kind])
+        for name, tensor in first[kind].items():
+            torch.testing.assert_close(tensor, trained[0][0][kind][name], rtol=1e-5, atol=1e-6)
+        lines, eager = ((folder / kind / "log.jsonl").read_text() for folder in (tmp_path, trained[1]))
+        for line, other in zip(lines.splitlines(), eager.splitlines(), strict=True):
+            assert json.loads(line)["loss"] == pytest.approx(json.loads(other)["loss"], rel=1e-5)
+    folder = tmp_path / "killed"
+    assert both(_world.train_kind, "bridge", folder, 6, "compiled") == ["killed", "killed"]
+    again, other = both(_world.train_kind, "bridge", folder, 0, "compiled")
+    assert again[1] == other[1] == 4
+    assert _runs.same(again[0], other[0])
+    assert _runs.same(again[0], first["bridge"])
+
+
+@several
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_one_cannot_compile_all_take_eager_steps(both: _world.Both, rank: int) -> None:
+    (first, expected, said), (second, _, silent) = both(_world.fail_to_compile, rank)
+    assert _runs.same(first, expected)
+    assert _runs.same(second, expected)
+    assert said == ["compiled steps do not work here (no compiler was found); falling back to eager ones"]
+    assert silent == []
 
 
 @several
@@ -159,6 +213,14 @@ def test_a_loss_that_is_not_finite_in_one_is_refused_by_both_in_the_same_words(b
 
 
 @several
+@pytest.mark.parametrize("how", ["nan", "inf"])  # infinite is the loss alone
+def test_a_span_that_is_not_finite_in_one_is_refused_by_both(both: _world.Both, how: str) -> None:
+    first, second = both(_world.go_wrong, 1, how, "compiled")
+    assert first == second
+    assert re.match("FloatingPointError: .*not finite at steps 1 to 3", first)
+
+
+@several
 def test_an_error_in_work_of_its_own_ends_the_other_too(both: _world.Both) -> None:
     first, second = both(_world.fail_apart)
     assert second == f"ValueError: {_world.GONE}"
@@ -178,8 +240,10 @@ def test_processes_with_other_data_are_refused(both: _world.Both) -> None:
 
 def test_captured_steps_of_several_processes_are_refused() -> None:
     engine = object.__new__(Engine)
-    with pytest.raises(ValueError, match=r"'compiled'.*'eager'"):
-        fit(_runs.method("members"), _runs.data(), _runs.config("members"), step="compiled", engine=engine)
+    with pytest.raises(ValueError, match=r"'captured'.*'compiled' or 'eager'"):
+        fit(_runs.method("members"), _runs.data(), _runs.config("members"), step="captured", engine=engine)
+    assert step_kinds(None, torch.device("cuda"), engine) == ("compiled", "eager")
+    assert step_kinds(None, torch.device("cpu"), engine) == ("eager",)
 
 
 # ------------------------------------------------------------------------------ the world

@@ -3,7 +3,7 @@
 A small network on a fast GPU is bound by Python: captured, a whole step is one launch. Its kernels are too
 small to fill the GPU, so much runs beside each other: while a step trains, the next batch is drawn and its
 teachers run, each teacher on a stream of its own, and so do methods that are trained together. A run takes
-the fastest kind of step that works where it runs.
+the fastest kind of step that works where it runs; with several processes, one that works in all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -21,13 +22,13 @@ from torch import Tensor, nn
 from ensbridge.methods.base import Batch, JointTraining, Runner
 from ensbridge.models.features import FeatureExtractor
 from ensbridge.training.batches import AbstractBatches, Inputs, MemoryBatches
-from ensbridge.training.config import derive_seed
 from ensbridge.training.distributed import Engine
 from ensbridge.training.step import (
     AbstractStep,
     EagerStep,
     TimeSplit,
     augmented,
+    average_buffers,
     in_precision,
     synchronize,
     total_loss,
@@ -44,6 +45,9 @@ class CompiledStep(AbstractStep):
     What changes between steps lives in tensors: image indices, rate, the average's share. A step whose loss
     or gradient is not finite leaves the weights alone; it is reported at the end of its span. Random draws
     are those of an eager step.
+
+    With an `engine` several processes take them together. Networks are compiled and tried before processes
+    are connected, so that one in which that fails leaves no other waiting.
     """
 
     stride = 100
@@ -78,6 +82,8 @@ class CompiledStep(AbstractStep):
         self.compiled = [(network, network._compiled_call_impl) for network in self.method.networks()]
         for network, _ in self.compiled:
             network.compile(dynamic=False)
+            if self.engine:
+                network._compiled_call_impl = _outside_modes(network._compiled_call_impl)
         self.runners: dict[nn.Module, Runner] = {}
         for network, features in self.feature_names.items():
             if network in self.batches.known:
@@ -126,22 +132,30 @@ class CompiledStep(AbstractStep):
     def step(self) -> None:
         """One step, as a graph may hold it: nothing in it waits for the GPU."""
         (fetched,) = self.fetching.start([self.fetch])
-        with in_precision(self.held.images, self.bf16):
-            losses = self._losses(self.held)
-        loss = total_loss(losses)
+        engine, buffers = self.connected, self.buffers() if self.connected else []
+        losses = self.call_losses(self._losses)
+        values, loss = {name: value.detach() for name, value in losses.items()}, total_loss(losses)
+        total = loss.detach()
+        if engine:
+            # Processes' gradients are averaged, however many images each has; losses are the whole batch's.
+            loss = loss * (self.share * engine.size)
+            values = dict(zip(values, engine.sum(torch.stack([*values.values()]) * self.share), strict=True))
+            total = total_loss(values)
         self.optimizers.zero_grad()
         loss.backward()
         self.training.join()  # the backward pass runs where the forward pass ran
-        bad = (~torch.isfinite(loss + self.optimizers.gradient_norm())).float()
+        bad = (~torch.isfinite(total + self.optimizers.gradient_norm())).float()
         if loss.is_cuda:
             self.updating.start(self.optimizers.updates(refuse=bad))
             self.updating.join()
         elif not bad:
             self.optimizers.step()
+        if engine:
+            average_buffers(buffers, self.share, engine)
         self.average.update(self.decays)
         self.refused += bad
-        for name, value in losses.items():
-            self.sums.setdefault(name, torch.zeros_like(value.detach())).add_(value.detach())
+        for name, value in values.items():
+            self.sums.setdefault(name, torch.zeros_like(value)).add_(value)
         self.fetching.join()
         self.hold(fetched)
 
@@ -149,6 +163,7 @@ class CompiledStep(AbstractStep):
         """The batch that the feed holds, with the teachers' outputs."""
         inputs = self.feed.take()
         batch = augmented(inputs, self.config, self.drawing, self.feature_names)
+        batch, self.draws, self.share = self.part(replace(batch, generator=self.generator))
         with torch.no_grad(), in_precision(batch.images, self.bf16):
             passes = [lambda run=run: run(batch.images) for run in self.runners.values()]
             outputs = self.teaching.start(passes)
@@ -161,15 +176,18 @@ class CompiledStep(AbstractStep):
         for mine, new in zip(self.held.tensors(), fetched.tensors(), strict=True):
             mine.copy_(new)
 
-    def _losses(self, held: Inputs) -> dict[str, Tensor]:
+    def _losses(self) -> dict[str, Tensor]:
+        held = self.held
         known: dict[nn.Module, Runner] = {
             network: lambda _, output=output: output for network, output in held.outputs.items()
         }
         batch = Batch(held.images, held.labels, self.generator, self.feature_names, known, held.mixed)
-        if not isinstance(self.method, JointTraining):
-            return self.method.losses(batch)
-        methods = self.method.methods
-        losses = self.training.start([lambda one=one: one.loss(batch) for one in methods.values()])
+        with self.draws, in_precision(held.images, self.bf16):
+            # Processes' gradients are averaged on one stream.
+            if self.engine or not isinstance(self.method, JointTraining):
+                return self.method.losses(batch)
+            methods = self.method.methods
+            losses = self.training.start([lambda one=one: one.loss(batch) for one in methods.values()])
         self.training.join()
         return dict(zip(methods, losses, strict=True))
 
@@ -178,7 +196,7 @@ class CompiledStep(AbstractStep):
         if step < self.optimizers.total:
             with self.timing.measure("data"):
                 self.feed.put(step)
-        self.drawing.manual_seed(derive_seed(self.config.seed, "step", step))
+        self.drawing.manual_seed(self.seed(step))
 
     def _time_teachers(self) -> None:
         """Measure the teachers' passes by themselves, as they run beside the training later."""
@@ -309,6 +327,17 @@ def in_bf16(network: nn.Module) -> nn.Module:
     return network
 
 
+def _outside_modes(call: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A compiled network's call outside the mode in which losses draw, which would be compiled with it."""
+    assert call
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return call(*args, **kwargs)
+
+    return run
+
+
 def _set_up_compiler() -> None:
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
@@ -336,10 +365,14 @@ def step_kinds(
     >>> step_kinds(None, torch.device("cuda")), step_kinds(None, torch.device("cpu"))
     (('captured', 'compiled', 'eager'), ('eager',))
     """
-    if engine and wish not in (None, "eager"):
-        raise ValueError(f"step is {wish!r}; several processes take 'eager' ones only, so leave it out")
+    if engine and wish == "captured":
+        raise ValueError(
+            "step is 'captured'; several processes take 'compiled' or 'eager' ones, so leave it out"
+        )
+    if wish is None and device.type == "cuda":
+        return ("compiled", "eager") if engine else get_args(StepKind)
     if wish is None:
-        return get_args(StepKind) if device.type == "cuda" and engine is None else ("eager",)
+        return ("eager",)
     if wish not in STEPS:
         raise ValueError(f"step is {wish!r}; it must be one of {', '.join(map(repr, STEPS))}")
     if wish == "captured" and device.type != "cuda":
@@ -348,28 +381,36 @@ def step_kinds(
 
 
 def steps_that_work(
-    kinds: Sequence[StepKind], parts: Sequence[Any], restore: Callable[[], None]
+    kinds: Sequence[StepKind], parts: Sequence[Any], restore: Callable[[], None], engine: Engine | None = None
 ) -> AbstractStep:
     """Steps of the first kind that can be prepared; a warning says why another could not.
 
     `parts` is what a step is made of; `restore` undoes what preparing did to weights and memory, whether it
-    worked or not.
+    worked or not. Several processes take the first kind that all of them can prepare.
     """
     for kind, following in zip(kinds, (*kinds[1:], None), strict=True):
-        steps = STEPS[kind](*parts)
-        try:
-            steps.prepare()
-            return steps
-        except Exception as error:  # compilers and drivers raise what they like
-            steps.close()
-            if following is None:
-                raise
+        steps, reason = STEPS[kind](*parts), ""
+        with ExitStack() as undo:
+            undo.callback(steps.close)
+            try:
+                steps.prepare()
+            except Exception as error:  # compilers and drivers raise what they like
+                if following is None:
+                    raise
+                reason = _reason(error)
+            finally:
+                restore()
+            if engine:
+                reason = next(filter(None, engine.wait(reason)), "")
+            if not reason:
+                if engine:
+                    steps.connect(engine)
+                undo.pop_all()
+                return steps
+        if engine is None or engine.first:
             warnings.warn(
-                f"{kind} steps do not work here ({_reason(error)}); falling back to {following} ones",
-                stacklevel=3,
+                f"{kind} steps do not work here ({reason}); falling back to {following} ones", stacklevel=3
             )
-        finally:
-            restore()
     raise AssertionError("there is always a last kind")
 
 

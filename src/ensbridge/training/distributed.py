@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ensbridge.data.examples import ExampleSet
@@ -143,11 +144,14 @@ class Engine:
         os.environ.setdefault("GROUP_RANK", str(world.rank // world.local_size))
         environments = import_module(f"{fabric.__name__}.plugins.environments")
         strategies = import_module(f"{fabric.__name__}.strategies")
+        strategy = strategies.DDPStrategy(process_group_backend=backend, timeout=TIMEOUT)
+        # Fabric would wrap on a stream of its own, where torch would add all gradients from then on.
+        strategy.setup_module = DistributedDataParallel
         self._fabric = fabric.Fabric(
             accelerator=device.type,
             devices=world.local_size,
             num_nodes=world.size // world.local_size,
-            strategy=strategies.DDPStrategy(process_group_backend=backend, timeout=TIMEOUT),
+            strategy=strategy,
             plugins=[environments.TorchElasticEnvironment()],
         )
         self._fabric.launch()

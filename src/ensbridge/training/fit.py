@@ -79,7 +79,7 @@ def fit(
         deadline: A moment of `time.monotonic()` at which one more checkpoint is written and
             `TimeBudgetExceeded` raised; the student is then left as at the end of training.
         engine: Makes this process one of several that train the same student: each takes its slice of every
-            batch, or its part of a stream, steps are eager, and the first process keeps the folder.
+            batch, or its part of a stream, no step is captured, and the first process keeps the folder.
         timing: Told where the time goes.
 
     >>> from ensbridge.methods import DeepEnsemble
@@ -136,7 +136,7 @@ def fit(
             batches = open_batches(data, shared, begun, _position(checkpoint, engine), engine)
             held.callback(batches.close)
             parts = method, data, shared, optimizers, average, batches, timing, engine
-            stepper = steps_that_work(kinds, parts, state.snapshot())
+            stepper = steps_that_work(kinds, parts, state.snapshot(), engine)
             held.callback(stepper.close)
         if checkpoint:
             state.load(checkpoint.tensors)

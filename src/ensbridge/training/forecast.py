@@ -61,13 +61,13 @@ def steps_within(
     together = JointTraining({name: copy.copy(method) for name, method in methods.items()})
     before = {name: tensor.clone() for name, tensor in together.student.state_dict().items()}
     # The first warms caches, on a GPU it compiles.
-    span = SPAN if data.device.type == "cuda" and engine is None else 1
+    span = SPAN if data.device.type == "cuda" else 1
     few = with_length(config, steps=(1 + MOST_TIMED) * span, log_every=span)
-    stamps: list[float] = [time.monotonic()]
+    stamps = [(0, time.monotonic())]
 
-    def stamp(*_: object) -> None:
-        stamps.append(time.monotonic())
-        passed = stamps[-1] - stamps[0]
+    def stamp(step: int, *_: object) -> None:
+        stamps.append((step, time.monotonic()))
+        passed = stamps[-1][1] - stamps[0][1]
         enough = passed > 15 * minutes if len(stamps) < 2 + TIMED else passed > 1.2 * minutes
         enough = enough and len(stamps) > 2
         if engine.any(enough) if engine else enough:
@@ -76,9 +76,10 @@ def steps_within(
     with suppress(_Enough):
         fit(together, data, few, progress=stamp, engine=engine)
     together.student.load_state_dict(before)
-    ready, step = stamps[1] - stamps[0], (stamps[-1] - stamps[1]) / (span * (len(stamps) - 2))
-    seconds = max(60 * minutes - ready, 30 * minutes)  # it is made ready once more for the training itself
-    steps = max(1.0, RESERVE * seconds / step)
+    (_, begun), (first, ready), (last, ended) = stamps[0], stamps[1], stamps[-1]
+    # It is made ready once more for the training itself.
+    seconds = max(60 * minutes - (ready - begun), 30 * minutes)
+    steps = max(1.0, RESERVE * seconds * (last - first) / (ended - ready))
     return engine.broadcast(lambda: steps) if engine else steps
 
 

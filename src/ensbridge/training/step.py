@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -58,10 +57,20 @@ class AbstractStep(ABC):
         self.batches = batches or open_batches(data, config)
         self.timing = timing or TimeSplit()
         self.feature_names = feature_names_of(method.teachers())
+        self.call_losses: Callable[[Losses], dict[str, Tensor]] = lambda losses: losses()
+        self.connected: Engine | None = None  # the engine, once gradients are averaged over processes
+        if engine and config.batch_size < engine.size:
+            raise ValueError(
+                f"batch_size is {config.batch_size} and there are {engine.size} processes; each needs an "
+                "image of every batch"
+            )
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make ready what steps need, once; weights and memory may change, which the caller puts back."""
+        """Make ready what steps need, once; weights and memory may change, which the caller puts back.
+
+        Each process does so by itself. With an `engine` a trial leaves the gradients, for `connect`.
+        """
 
     @abstractmethod
     def run(self, start: int, stop: int) -> dict[str, float]:
@@ -70,6 +79,31 @@ class AbstractStep(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the networks as they were found, but for their weights."""
+
+    def connect(self, engine: Engine) -> None:
+        """From here on, average over processes the gradients of the weights that got one when prepared."""
+        weights = [weight for weight in self.method.student.parameters() if weight.grad is not None]
+        self.call_losses, self.connected = engine.wrap(weights), engine
+        self.optimizers.zero_grad()
+
+    def seed(self, step: int) -> int:
+        """The seed of a step's draws."""
+        seed = derive_seed(self.config.seed, "step", step)
+        if self.engine and self.engine.rank and isinstance(self.batches, StreamedBatches):
+            return derive_seed(seed, "process", self.engine.rank)  # it has images, and draws, of its own
+        return seed
+
+    def part(self, batch: Batch) -> tuple[Batch, AbstractContextManager[Any], float]:
+        """This process's part of a batch, the mode in which its losses draw, and its share of the whole."""
+        if self.engine is None:
+            return batch, nullcontext(), 1.0
+        if isinstance(self.batches, StreamedBatches):
+            return batch, nullcontext(), self.batches.rows / self.config.batch_size
+        return shard(batch, self.engine)
+
+    def buffers(self) -> Buffers:
+        """The student's running statistics, and how they are now."""
+        return [(buffer, buffer.clone()) for buffer in self.method.student.buffers()]
 
     def refusal(self, problem: str) -> FloatingPointError:
         """The error of a step that must not be taken."""
@@ -95,20 +129,9 @@ class EagerStep(AbstractStep):
 
     def prepare(self) -> None:
         """Find, by a trial, the weights that get a gradient, where several processes average these."""
-        if self.engine is None:
-            return
-        batch_size, engine = self.config.batch_size, self.engine
-        if batch_size < engine.size:
-            raise ValueError(
-                f"batch_size is {batch_size} and there are {engine.size} processes; each needs an image of "
-                "every batch"
-            )
-        if engine.first and self.batches.device.type == "cuda":
-            warnings.warn("several processes take eager steps; captured ones need one process", stacklevel=2)
-        total_loss(self._losses(self.batches.start)[0]()).backward()
-        weights = [weight for weight in self.method.student.parameters() if weight.grad is not None]
-        self.call_losses = engine.wrap(weights)
-        self.optimizers.zero_grad()
+        if self.engine:
+            self.optimizers.zero_grad()
+            total_loss(self._losses(self.batches.start)[0]()).backward()
 
     def close(self) -> None:
         """Nothing was changed."""
@@ -132,9 +155,9 @@ class EagerStep(AbstractStep):
 
     def _step(self, step: int) -> dict[str, float]:
         self.optimizers.set_rates(step)
-        buffers = self._buffers()
+        buffers = self.buffers()
         compute, share = self._losses(step)
-        losses = self.call_losses(compute) if self.engine else compute()
+        losses = self.call_losses(compute)
         values = self._values(losses, share)
         for name, value in values.items():
             if not math.isfinite(value):
@@ -164,16 +187,11 @@ class EagerStep(AbstractStep):
         """What computes the losses of a step, or of this process's slice of it, and the slice's share."""
         with self._measure("data", step):
             inputs = self.batches.read(step)
-        seed, share = derive_seed(self.config.seed, "step", step), 1.0
-        if self.engine and isinstance(self.batches, StreamedBatches):
-            # Each process has images, and draws, of its own.
-            seed = derive_seed(seed, "process", self.engine.rank) if self.engine.rank else seed
-            share = self.batches.rows / self.config.batch_size
+        seed = self.seed(step)
         generator = torch.Generator(self.batches.device).manual_seed(seed)
-        batch = augmented(inputs, self.config, generator, self.feature_names, self._runners(inputs, step))
-        draws = nullcontext()
-        if self.engine and not isinstance(self.batches, StreamedBatches):
-            batch, draws, share = shard(batch, self.engine)
+        batch, draws, share = self.part(
+            augmented(inputs, self.config, generator, self.feature_names, self._runners(inputs, step))
+        )
 
         def losses() -> dict[str, Tensor]:
             # From the global state, but by the step alone, so that a resumed run repeats it.
@@ -194,9 +212,6 @@ class EagerStep(AbstractStep):
                 return forward_with_features(network, map_inputs(torch.clone, images), *names)
 
         return {network: partial(run, network, names) for network, names in self.feature_names.items()}
-
-    def _buffers(self) -> Buffers:
-        return [(buffer, buffer.clone()) for buffer in self.method.student.buffers()]
 
 
 def total_loss(losses: Mapping[str, Tensor]) -> Tensor:
