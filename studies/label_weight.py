@@ -1,7 +1,7 @@
 """Labels beside the ensemble: which share of the loss they should have in a distillation.
 
     python studies/label_weight.py digits OUT [--seeds 60 61 62 63 64]
-    python studies/label_weight.py cifar10 OUT [--seeds 0 1 2]
+    python studies/label_weight.py cifar10 OUT [--seeds 0 1]
 
 A network with new weights is distilled from three members at each weight of the labels, side by side on the
 same batches; mixed images have the mixed labels. Digits are the quick start's networks and passes; CIFAR-10
@@ -109,7 +109,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = [row for row in kept if row["dataset"] != name]
     labels = setting.val.labels
     assert labels is not None
-    for seed in options.seeds or (range(60, 65) if digits else range(3)):
+    for seed in options.seeds or (range(60, 65) if digits else range(2)):
         folder = options.out / f"{name}-{seed}"
         members = setting.members(seed, folder)
         nets = distilled(setting, members, seed, folder / "distilled")

@@ -282,6 +282,19 @@ def short_rates() -> Iterator[Sequence[str]]:
 
 
 @lines
+def label_weights(dataset: str) -> Iterator[Sequence[str]]:
+    """Networks by the labels' weight, means over seeds; the change of cNLL from 0 with its error over seeds."""
+    rows = [row for row in read("label-weight.json")["rows"] if row["dataset"] == dataset]
+    without = {row["seed"]: row["cnll"] for row in rows if row["model"] == "0"}
+    for name in dict.fromkeys(row["model"] for row in rows):
+        of_model = [row for row in rows if row["model"] == name]
+        means = [mean(row[score] for row in of_model) for score in ("acc", "nll", "cnll")]
+        changes = [row["cnll"] - without[row["seed"]] for row in of_model]
+        change = "" if name == "0" else with_error(mean(changes), stdev(changes) / len(changes) ** 0.5, 3)
+        yield name, f"{100 * means[0]:.1f}", f"{means[1]:.3f}", f"{means[2]:.3f}", change
+
+
+@lines
 def best(part: str) -> Iterator[Sequence[str]]:
     """Every model of the best for the cost on CIFAR-10, means over seeds."""
     digits = {"acc": 2, "nll": 4, "cnll": 4, "ece": 4, "calibrated_ece": 4}
@@ -523,7 +536,7 @@ def soak(part: str, name: str = "") -> str:
 CALLED: tuple[Callable[..., str], ...] = (  # by templates
     *(ten, second_set, switch, switches_of_members, corrupted, run),
     *(hundred, hundred_gain, shipped, table, levers, lever_models, pair_on_digits, choice, lowest),
-    *(best, best_differences, tried, controls, short_rates),
+    *(best, best_differences, tried, controls, short_rates, label_weights),
     *(detections, far, abstaining, correlations, images_of, auroc, auroc_lead, augrc, augrc_below),
     *(sets_of, rank, rank_lead, calibrated_scores),
     *(not_run, not_run_total, not_run_images),
