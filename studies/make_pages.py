@@ -283,7 +283,7 @@ def short_rates() -> Iterator[Sequence[str]]:
 
 @lines
 def label_weights(dataset: str) -> Iterator[Sequence[str]]:
-    """Networks by the labels' weight, means over seeds; the change of cNLL from 0 with its error over seeds."""
+    """Networks by the labels' weight, means over seeds, and the change of cNLL from w = 0 with its error."""
     rows = [row for row in read("label-weight.json")["rows"] if row["dataset"] == dataset]
     without = {row["seed"]: row["cnll"] for row in rows if row["model"] == "0"}
     for name in dict.fromkeys(row["model"] for row in rows):
@@ -311,7 +311,7 @@ def best(part: str) -> Iterator[Sequence[str]]:
 
 @lines
 def best_differences(part: str) -> Iterator[Sequence[str]]:
-    """Paired differences of the NLL between them, with errors over seeds and, as far as known, over images."""
+    """Paired differences of the NLL, with errors over seeds and, as far as known, over images."""
     for row in read("cifar10/best.json")["differences"]:
         if row["part"] == part:
             images = "" if row["se"] is None else f"± {row['se']:.4f}"
