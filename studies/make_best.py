@@ -150,18 +150,20 @@ def difference(
     Seeds share their first weights and batches, so that they are compared one by one; an ensemble is one for
     all of them. Images are compared for the seeds of which both models' predictions are at hand.
     """
-    of_model, of_other = ({"of": row["nll"]["each"], "seeds": row["seed"]} for row in (model, than))
-    count = max(len(of_model["of"]), len(of_other["of"]))
-    each = [row["of"] * (count if len(row["of"]) == 1 else 1) for row in (of_model, of_other)]
+    each = [row["nll"]["each"] for row in (model, than)]
+    count = max(map(len, each))
+    each = [values * (count if len(values) == 1 else 1) for values in each]
     above = [one - other for one, other in zip(*each, strict=True)]
-    found = nlls.get(model["model"], {}), nlls.get(than["model"], {})
-    seeds = [
-        seed for seed in SEEDS if all(seed in of_seed or len(of_seed) == 1 for of_seed in found if of_seed)
+    pair = [nlls.get(row["model"], {}) for row in (model, than)]
+    pair = [
+        dict.fromkeys(SEEDS, of_seed[0]) if row["method"] == "DE" and of_seed else of_seed
+        for row, of_seed in zip((model, than), pair, strict=True)
     ]
+    seeds = [seed for seed in SEEDS if all(seed in of_seed for of_seed in pair)]
     images = None
-    if all(found) and seeds:
-        pairs = [tuple(of_seed.get(seed, of_seed.get(0)) for of_seed in found) for seed in seeds]
-        images = eb.metrics.standard_error(torch.stack([one - other for one, other in pairs]).mean(0))  # type: ignore[operator]
+    if seeds:
+        by_image = torch.stack([pair[0][seed] - pair[1][seed] for seed in seeds]).mean(0)
+        images = eb.metrics.standard_error(by_image)
     return {
         "part": model["part"],
         "of": model["model"],
@@ -169,7 +171,7 @@ def difference(
         "nll": mean(above),
         "se": images,
         "se_seeds": stdev(above) / count**0.5 if count > 1 else None,
-        "image_seeds": len(seeds) if images is not None else 0,
+        "image_seeds": len(seeds),
     }
 
 
