@@ -121,9 +121,10 @@ def compress(
         distil_lr: Learning rate of the distillation (Muon); by default 0.05, less in proportion in a
             training of fewer than 600 steps, or 0.1 with `factory`.
         augment: What may be done to an image without changing its class, in addition to mixup.
-        label_weight: How much of the loss is the labels' of `train`, from 0 to 1; the rest is the members'.
-            A mixed image has the labels of both its images. With 0.5 or so the result can be better than the
-            members, and is not as near to them.
+        label_weight: The weight w of the labels of `train`, from 0 to 1: every loss is (1 - w) times the KL
+            from the members plus w times the cross-entropy with the labels. A mixed image has the labels of
+            both its images. With 0.5 or so the result can be more accurate than the members, and is not as
+            near to them.
         calibrate: Whether to fit a temperature and, where that gains, a multiple of the source's logits to
             add, on labelled `val`.
         device: Where to train; by default a GPU if there is one. Networks return to where they were.
@@ -185,7 +186,11 @@ def compress(
         try_members(ensemble, next(sample.batches(TRIED))[0])
         try_validation(ensemble.source, sample, val_set)
         if label_weight:
-            try_labels(ensemble.source, sample, "train")
+            if sample.labels is None:
+                raise ValueError(
+                    "label_weight was given and train has no labels; give (images, labels), or leave it out"
+                )
+            try_labels(ensemble.source, sample, sample.labels, "train")
         plan = None
         if budget > 1:
             optional = source == "auto" and feature is None

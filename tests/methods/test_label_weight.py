@@ -8,11 +8,19 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 from torch import nn
+from torch.utils.data import DataLoader
 
 import _runs
 import ensbridge as eb
 from ensbridge.data.augment import Augment
-from ensbridge.methods import AbstractMethod, Batch, DiffusionBridge, EnsembleDistillation, JointDistillation
+from ensbridge.methods import (
+    AbstractMethod,
+    Batch,
+    DiffusionBridge,
+    EnsembleDistillation,
+    JointDistillation,
+    base,
+)
 from ensbridge.training.batches import Inputs
 from ensbridge.training.step import augmented
 
@@ -116,17 +124,26 @@ def wrong_members() -> list[nn.Module]:
     return nets
 
 
-@pytest.mark.parametrize(("source", "budget"), [("frozen", 30.0), ("distilled", 1.0)])
-def test_compress_learns_from_labels_what_members_do_not_know(source: str, budget: float) -> None:
+@pytest.mark.parametrize(
+    ("source", "budget", "streamed"),
+    [("frozen", 30.0, False), ("distilled", 1.0, False), ("distilled", 1.0, True)],
+)
+def test_compress_learns_from_labels_what_members_do_not_know(
+    source: str, budget: float, streamed: bool
+) -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(120) % 3
     images = torch.rand(120, 1, 4, 4, generator=generator) + 2 * torch.eye(4)[labels][:, None, None, :]
     options: dict[str, Any] = {"epochs": 12, "batch_size": 30, "lr": 0.05, "distil_lr": 0.1, "quiet": True}
+    train: Any = images[:90], labels[:90]
+    if streamed:
+        train = DataLoader([*zip(*train, strict=True)], 30, shuffle=True)  # type: ignore[arg-type]
+        options["memory"] = 0
     accuracies = []
     for weight in (0.0, 0.9):
         fast = eb.compress(
             wrong_members(),
-            (images[:90], labels[:90]),
+            train,
             feature="1" if budget > 1 else None,
             budget=budget,
             source=source,  # type: ignore[arg-type]
@@ -147,28 +164,13 @@ def test_compress_names_labels_that_are_missing_or_no_class() -> None:
         eb.compress(members, (images, torch.full((12,), 3)), **common)  # type: ignore[arg-type]
 
 
-def test_labels_are_read_from_a_stream_too() -> None:
-    data = _runs.data(images=12)
-    members = list(distillation(0).ensemble.members)
-    results = [
-        eb.compress(
-            members,
-            given,
-            None,
-            budget=1.0,
-            source="distilled",
-            epochs=2,
-            batch_size=4,
-            label_weight=0.5,
-            memory=memory,
-            quiet=True,
-        )
-        for given, memory in (
-            ((data.images, data.labels), "1MB"),
-            (torch.utils.data.DataLoader([*zip(data.images, data.labels, strict=True)], 4), 0),  # type: ignore[arg-type]
-        )
-    ]
-    assert all(fast(data.images).isfinite().all() for fast in results)
+def test_a_label_that_was_not_looked_at_makes_the_loss_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On an accelerator labels are not looked at; the step is refused instead.
+    monkeypatch.setattr(base, "check_labels", lambda labels, classes: None)
+    images = torch.rand(3, 1, 4, 4)
+    for wrong in (3, -1):
+        probs = Batch(images, torch.tensor([0, wrong, 2])).label_probs(3)
+        assert probs.isnan().any(1).tolist() == [False, True, False]
 
 
 def test_a_run_that_had_no_labels_is_another_than_one_with_them() -> None:

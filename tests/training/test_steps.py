@@ -17,7 +17,14 @@ from torch import nn
 import _runs
 from ensbridge.methods import DeepEnsemble, JointTraining
 from ensbridge.training import fit
-from ensbridge.training.compiled import STEPS, CompiledStep, StepKind, _outside_modes, in_bf16, step_kinds
+from ensbridge.training.compiled import (
+    STEPS,
+    CompiledStep,
+    StepKind,
+    _without_sharded_rng,
+    in_bf16,
+    step_kinds,
+)
 from ensbridge.training.optimizers import Average, Optimizers
 from ensbridge.training.step import AbstractStep, EagerStep, ShardedRNG
 
@@ -184,7 +191,7 @@ def test_teachers_in_bf16_hold_the_weights_that_autocast_makes() -> None:
 def test_compiled_networks_do_not_see_the_mode_in_which_losses_draw() -> None:
     one, other = (torch.Generator().manual_seed(0) for _ in range(2))
     with ShardedRNG(one, slice(1, 2), whole=2):
-        drawn = _outside_modes(torch.rand)(1, generator=one)
+        drawn = _without_sharded_rng(torch.rand)(1, generator=one)
     assert drawn.equal(torch.rand(1, generator=other))
 
 

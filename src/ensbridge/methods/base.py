@@ -74,11 +74,13 @@ class Batch:
             raise ValueError("a method learns from labels and the data has none; give (images, labels)")
         check_labels(self.labels, classes)
         ids = torch.arange(classes, device=self.labels.device)
-        own = (self.labels[:, None] == ids).float()
-        if self.mixed is None:
-            return own
-        others, share = self.mixed
-        return share[:, None] * own + (1 - share[:, None]) * (others[:, None] == ids)
+        probs = (self.labels[:, None] == ids).float()
+        if self.mixed is not None:
+            others, share = self.mixed
+            probs = share[:, None] * probs + (1 - share[:, None]) * (others[:, None] == ids)
+        # A label of no class that was not looked at makes it nan, so that the step is refused.
+        of_a_class = (self.labels >= 0) & (self.labels < classes)
+        return torch.where(of_a_class[:, None], probs, torch.nan)
 
     def run(self, network: nn.Module, images: Inputs, *features: str) -> tuple[Tensor, ...]:
         """What `forward_with_features` gives for the batch's images, from one pass whoever asks."""
@@ -124,7 +126,7 @@ def feature_names_of(teachers: Sequence[Teacher]) -> dict[nn.Module, tuple[str, 
 
 
 def check_label_weight(label_weight: float) -> float:
-    """The weight of the labels in a distillation, the teachers having the rest."""
+    """The weight of the labels in a distillation as a float; ValueError where it is not in [0, 1]."""
     known = isinstance(label_weight, Real) and not isinstance(label_weight, bool)
     if not known or not 0 <= label_weight <= 1:
         raise ValueError(
@@ -134,7 +136,7 @@ def check_label_weight(label_weight: float) -> float:
 
 
 def with_labels(distill: Callable[[], Tensor], logits: Tensor, batch: Batch, label_weight: float) -> Tensor:
-    """A distillation's loss for these logits, mixed with the cross-entropy of the batch's labels.
+    """(1 - w) times a distillation's loss plus w times the cross-entropy of these logits with the labels.
 
     >>> logits, batch = torch.zeros(2, 3), Batch(torch.rand(2, 1, 2, 2), torch.tensor([0, 2]))
     >>> with_labels(lambda: torch.tensor(1.0), logits, batch, 0.5) == (1 + torch.tensor(3).log()) / 2

@@ -41,8 +41,8 @@ class DiffusionBridge(AbstractMethod):
     KL(ensemble ‖ bridge). `target` names members by index, all of them unless given; `target=(0,)` is the
     control that has the source alone as its target. With `draw="member"` Z_0 is the logit of one member,
     drawn anew for each image and step, so that samples of the bridge stand for members; with "mean" it is
-    that of their mean prediction. Labels are used by "kl" with a `label_weight` alone: that is the share of
-    their cross-entropy in the loss.
+    that of their mean prediction. With `loss="kl"` and a `label_weight` w the loss is (1 - w) times the KL
+    plus w times the cross-entropy with the labels; otherwise labels are not used.
 
     >>> from ensbridge.models import ResNet
     >>> members = [ResNet((1,), (8,), 3, stem=8) for _ in range(3)]

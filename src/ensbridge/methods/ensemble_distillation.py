@@ -42,8 +42,8 @@ class EnsembleDistillation(AbstractMethod):
     """A student of a single network's cost, distilled from the ensemble, by default without labels.
 
     At `tau=1.0` the target is the mean of the members' predictions, and the gradient that of the KL
-    divergence from it. With a `label_weight` the loss is that weight's share of the labels' cross-entropy and
-    the rest of this. With `ema` the student ends with averaged weights.
+    divergence from it. With a `label_weight` w the loss is (1 - w) times this plus w times the cross-entropy
+    with the labels; at 1 the ensemble is not run. With `ema` the student ends with averaged weights.
 
     >>> import torch
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(3)]

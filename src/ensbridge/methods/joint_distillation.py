@@ -33,9 +33,9 @@ class JointDistillation(AbstractMethod):
 
     The loss is KL(ensemble ‖ source) plus KL(ensemble ‖ bridge) for each bridge. Unless `end_to_end`, bridges
     send no gradient into the source, which learns what it would learn alone, so that several bridges can be
-    tried beside it at once. With a `label_weight` each of these losses is that weight's share of the labels'
-    cross-entropy and the rest of the KL. `source` and `bridges` are parts of the student with an optimiser
-    each.
+    tried beside it at once. With a `label_weight` w each KL becomes (1 - w) times it plus w times the
+    cross-entropy with the labels; at 1 the ensemble is not run. `source` and `bridges` are parts of the
+    student with an optimiser each.
 
     >>> from ensbridge.models import ResNet, ScoreNet
     >>> members = [ResNet((1,), (8,), 3, stem=8) for _ in range(3)]
@@ -89,7 +89,7 @@ class JointDistillation(AbstractMethod):
         return torch.stack(losses).sum()
 
     def _loss(self, target: Tensor | None, logits: Tensor, batch: Batch) -> Tensor:
-        """KL from the target, which is there unless labels have all the weight, mixed with the labels'."""
+        """The loss of one output; there is no target where labels have all the weight."""
 
         def distill() -> Tensor:
             assert target is not None

@@ -83,7 +83,7 @@ class CompiledStep(AbstractStep):
         for network, _ in self.compiled:
             network.compile(dynamic=False)
             if self.engine:
-                network._compiled_call_impl = _outside_modes(network._compiled_call_impl)
+                network._compiled_call_impl = _without_sharded_rng(network._compiled_call_impl)
         self.runners: dict[nn.Module, Runner] = {}
         for network, features in self.feature_names.items():
             if network in self.batches.known:
@@ -327,8 +327,8 @@ def in_bf16(network: nn.Module) -> nn.Module:
     return network
 
 
-def _outside_modes(call: Callable[..., Any] | None) -> Callable[..., Any]:
-    """A compiled network's call outside the mode in which losses draw, which would be compiled with it."""
+def _without_sharded_rng(call: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A compiled network's call outside `ShardedRNG`, which Dynamo would trace with the network."""
     assert call
 
     def run(*args: Any, **kwargs: Any) -> Any:

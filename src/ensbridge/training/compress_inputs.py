@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ensbridge.data.augment import Augment
 from ensbridge.data.examples import ExampleSet, ImageSet
@@ -86,18 +86,14 @@ def try_validation(source: nn.Module, train: ExampleSet, val: ExampleSet | None)
             ranges = f"val has pixels from {least:.3g} to {most:.3g}, train from {low:.3g} to {high:.3g}"
             raise ValueError(f"{ranges}; give them alike")
     if val.labels is not None:
-        try_labels(source, val, "val")
+        try_labels(source, val, val.labels, "val")
 
 
-def try_labels(source: nn.Module, data: ExampleSet, name: str) -> None:
-    """Refuse data without labels, and labels of no class."""
-    if data.labels is None:
-        raise ValueError(
-            f"label_weight was given and {name} has no labels; give (images, labels), or leave it out"
-        )
+def try_labels(source: nn.Module, data: ExampleSet, labels: Tensor, name: str) -> None:
+    """Refuse labels of no class that the network has."""
     with torch.no_grad():
         classes = read_logits(call_network(source, next(data.batches(1))[0])).shape[-1]
-    low, high = int(data.labels.min()), int(data.labels.max())
+    low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise ValueError(f"{name} has labels from {low} to {high}; the members' are 0 to {classes - 1}")
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import _tiny
+from ensbridge.deploy.serve import backends
 from ensbridge.deploy.serve.batching import Batcher, Outputs, Worker
 from ensbridge.deploy.serve.limits import Limits, Refused
 
@@ -151,3 +153,29 @@ def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     (value,) = wrong.values()
     with pytest.raises(ValueError, match=f"{value:g}".replace("+", r"\+")):
         Limits(**wrong)
+
+
+def test_a_captured_graph_answers_every_batch_up_to_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[int] = []
+
+    def capture(model: nn.Module, images: Tensor) -> Callable[[Tensor], Tensor]:
+        """Without a GPU: the model, for images of that shape alone."""
+        captured.append(len(images))
+
+        def run(given: Tensor) -> Tensor:
+            assert given.shape == images.shape
+            with torch.no_grad():
+                return model(given)
+
+        return run
+
+    monkeypatch.setattr(backends, "capture", capture)
+    fast = _tiny.pyramids()
+    example = _tiny.images(1)
+    run = backends.build_backend("cuda-graph", fast, example, 21)
+    assert captured == [1, 4, 16, 21]
+    for count in range(1, 22):
+        images = _tiny.images(count, seed=count)
+        with torch.no_grad():
+            expected = torch.cat(fast.with_source(images), -1)
+        torch.testing.assert_close(run(images), expected, rtol=1e-4, atol=1e-5)
